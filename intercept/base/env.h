@@ -60,7 +60,7 @@ namespace reft {
   X(snapshot_slots, "REFT_SNAPSHOT_SLOTS", kInt, "2", "2..3", \
     "Snapshots that a vault has room for.") \
   X(snapshot_protection, "REFT_SNAPSHOT_PROTECTION", kChoice, "none", \
-    "none|arc|arc:2|arc:3|aec|aor|peer|arc+peer|arc:2+peer|arc:3+peer|aec+peer|aor+peer", \
+    "none|arc|arc:2|arc:3|aec|aor|peer|arc+peer|arc:2+peer|arc:3+peer|aec+peer|aor+peer|auto", \
     "What a rank stores in addition to its own shard of the state that replicas share. none: " \
     "nothing; snapshots survive killed processes. arc: a copy of a replica's shard, on another " \
     "node where there is one; this state survives any lost node. arc:2, arc:3: copies of two or " \
@@ -70,8 +70,10 @@ namespace reft {
     "ZeroRedundancyOptimizer keeps on one rank only a second time, in host memory, so this state " \
     "survives any lost node, too. peer: the agent of another node keeps a copy of all that the " \
     "ranks of a node store, so state without replicas survives any lost node, too (FSDP2, " \
-    "pipelines); with +peer, in addition to what the ranks store themselves. reft prints " \
-    "at the first step how many it does survive.") \
+    "pipelines); with +peer, in addition to what the ranks store themselves. auto: after the " \
+    "first step the ranks choose the cheapest of aec, arc, aor and peer with which each of them " \
+    "survives any lost node, and a cheaper one later if snapshots stay above " \
+    "REFT_SNAPSHOT_OVERHEAD_PERCENT. reft prints at the first step how many it does survive.") \
   X(mesh_address, "REFT_MESH_ADDRESS", kText, "", "a numeric address of this node, or none", \
     "Where the agent of this node takes connections of other nodes' agents. Default: the address " \
     "from which this node reaches MASTER_ADDR. `none`: it takes none, so copies and vaults stay on " \

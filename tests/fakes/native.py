@@ -104,6 +104,7 @@ class FakeEngine:
         self.calls: list[str] = []
         self.tables: list[tuple[list[Any], list[Any]]] = []
         self.asks: list[bool] = []
+        self.protected: list[str] = []
         self.round = (-1, False)
         self.captures: list[Capture] = []
         self.results: list[str] = []
@@ -139,6 +140,9 @@ class FakeEngine:
         self._called("set_table")
         self.tables.append((list(regions), list(groups)))
         self.asks.append(plan_anew)
+
+    def protect(self, setting: str) -> None:
+        self.protected.append(setting)
 
     @property
     def plan_round(self) -> tuple[int, bool]:

@@ -42,7 +42,7 @@ class ShardedJob(OwnStateJob):
 @pytest.mark.slow
 def test_lost_node_comes_back_with_aor(tmp_path: Path) -> None:
     """What of an optimizer was kept there alone, too. With arc, training starts from its beginning."""
-    for name in ("reference", "arc", "aor"):
+    for name in ("reference", "arc", "aor", "auto"):
         (tmp_path / name).mkdir()
     undisturbed = ShardedJob(tmp_path / "reference")
     undisturbed.finish()
@@ -52,13 +52,16 @@ def test_lost_node_comes_back_with_aor(tmp_path: Path) -> None:
     assert "training starts from its beginning" in text, text
     assert "a lost node is NOT survived (REFT_SNAPSHOT_PROTECTION=arc): no other rank has" in text, text
 
-    job = ShardedJob(tmp_path / "aor", REFT_SNAPSHOT_PROTECTION="aor")
-    job.lose_node("1")
-    text = job.finish()
-    assert "each shard of rank 0's state survives the loss of any node" in text, text
-    assert re.search(r"resumed at step \d+", text), text
-    assert "NOT survived" not in text, text
-    assert job.finals() == undisturbed.finals()
+    for protection in ("aor", "auto"):
+        job = ShardedJob(tmp_path / protection, REFT_SNAPSHOT_PROTECTION=protection)
+        job.lose_node("1")
+        text = job.finish()
+        assert "each shard of rank 0's state survives the loss of any node" in text, text
+        assert re.search(r"resumed at step \d+", text), text
+        assert "NOT survived" not in text, text
+        assert job.finals() == undisturbed.finals()
+    chosen = "REFT_SNAPSHOT_PROTECTION=auto: aor; not aec, arc: a ZeroRedundancyOptimizer keeps each"
+    assert chosen in text, text
 
 
 @pytest.mark.slow

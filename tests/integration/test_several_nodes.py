@@ -229,12 +229,14 @@ def test_copies_lie_on_the_other_node_when_nodes_have_several_ranks(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_lost_node_comes_back_from_parities_with_aec(tmp_path: Path) -> None:
+@pytest.mark.parametrize("protection", ["aec", "auto"])
+def test_lost_node_comes_back_from_parities(tmp_path: Path, protection: str) -> None:
     (tmp_path / "reference").mkdir()
     reference = final(Job(tmp_path / "reference", nodes=3).finish())
-    job = Job(tmp_path, nodes=3, REFT_SNAPSHOT_PROTECTION="aec")
+    job = Job(tmp_path, nodes=3, REFT_SNAPSHOT_PROTECTION=protection)
     job.lose_node("1")
     text = job.finish()
+    assert ("REFT_SNAPSHOT_PROTECTION=auto: aec\n" in text) == (protection == "auto"), text
     assert "each shard of rank 0's state survives the loss of any node" in text, text
     assert re.search(r"resumed at step \d+", text), text
     assert "without the vaults of rank 1, whose small state is that of replicas" in text, text
@@ -251,15 +253,18 @@ def test_lost_node_without_protection_starts_over_and_says_so(tmp_path: Path, re
 
 
 @pytest.mark.slow
-def test_lost_node_comes_back_exactly_from_its_copy_with_peer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("protection", ["peer", "auto"])
+def test_lost_node_comes_back_exactly_from_its_copy(tmp_path: Path, protection: str) -> None:
     """State that only the lost rank had, and its random state."""
     (tmp_path / "reference").mkdir()
     (tmp_path / "lost").mkdir()
     undisturbed = OwnStateJob(tmp_path / "reference")
     undisturbed.finish()
-    job = OwnStateJob(tmp_path / "lost", REFT_SNAPSHOT_PROTECTION="peer")
+    job = OwnStateJob(tmp_path / "lost", REFT_SNAPSHOT_PROTECTION=protection)
     job.lose_node("1")
     text = job.finish()
+    chosen = "REFT_SNAPSHOT_PROTECTION=auto: peer; not aec, arc, aor: no other rank has"
+    assert (chosen in text) == (protection == "auto"), text
     assert "each shard of rank 0's state survives the loss of any node" in text, text
     assert re.search(r"resumed at step \d+", text), text
     assert "NOT survived" not in text and "small state is that of replicas" not in text, text

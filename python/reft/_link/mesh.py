@@ -21,6 +21,7 @@ import ipaddress
 import json
 import os
 import socket
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -148,6 +149,10 @@ class Copies:
 
     Args:
         wanted: whether this job takes snapshots.
+
+    Attributes:
+        why_not: why other nodes cannot keep copies of this one's snapshots; "" if they can, or if
+            this is not the first rank.
     """
 
     def __init__(
@@ -159,19 +164,25 @@ class Copies:
         wanted: bool,
     ) -> None:
         self._env, self._job, self._store, self._client = env, job, store, client
-        self._keep: dict[str, Any] | None = None
-        self._kept = False
+        self.why_not = ""
+        self._opened: dict[str, Any] | None = None  # where this node's agent listens
+        self._sources_found: list[dict[str, Any]] | None = None
+        self._copied: bool | None = None  # as the agent has been told; None: nothing yet
         self._keeper_of = keepers(job.layout)
         if not wanted or job.local_rank != 0 or not self._keeper_of:
             return
-        self._on_demand = not is_copied(env["snapshot_protection"])
-        if self._on_demand and env["mesh_address"] == _NOWHERE:
+        promised = is_copied(env["snapshot_protection"])
+        if not promised and env["mesh_address"] == _NOWHERE:
+            self.why_not = "REFT_MESH_ADDRESS is none"
             store.put(AGENT, f"mesh/{job.node}", job.rank, "0 ")
             return
         try:
-            self._keep = self._open()
+            self._opened = self._open()
+            if promised:  # else it can wait until the others have said where they listen
+                self._sources_found = self._sources(env["connect_sec"])
         except Exception as error:  # noqa: BLE001  # all else of reft works
-            if self._on_demand:  # nothing was promised
+            self.why_not = f"other nodes cannot reach its agent: {error or type(error).__name__}"
+            if not promised:
                 _voice.debug(f"node {job.node}: vaults stay on their node: {error}")
                 return
             _voice.warn(
@@ -194,15 +205,7 @@ class Copies:
             port = int(json.loads(answer)["port"])
         finally:  # the node that is to keep copies of this one's ranks waits for it
             self._store.put(AGENT, f"mesh/{job.node}", job.rank, f"{port} {address}")
-        # What is only remembered can wait until the others have said where they listen.
-        return {
-            **wanted,
-            "port": port,
-            "copied": [] if self._on_demand else job.layout.nodes[job.node],
-            "sources": [] if self._on_demand else self._sources(self._env["connect_sec"]),
-            "rate": self._env["mesh_bytes_per_sec"],
-            "on_demand": int(self._on_demand),
-        }
+        return {**wanted, "port": port, "rate": self._env["mesh_bytes_per_sec"]}
 
     def _sources(self, seconds: float) -> list[dict[str, Any]]:
         nodes = [node for node, at in enumerate(self._keeper_of) if at == self._job.node]
@@ -220,30 +223,41 @@ class Copies:
         return {"address": str(ipaddress.ip_address(address)), "port": int(port), "ranks": ranks}
 
     def keep(self, own_bytes: int) -> None:
-        """Tells the agent to begin, once this rank's own vault has its memory.
+        """Tells the agent what to do for the protection as it is now, once this rank's own vault
+        has its memory.
 
         Args:
             own_bytes: that a vault of this node takes.
         """
-        if self._keep is None or self._kept:
+        copied = is_copied(self._env["snapshot_protection"])
+        if self._opened is None or self._copied == copied:
             return
-        self._kept = True
-        if self._on_demand:
-            try:
-                sources = self._sources(_PUBLISHED_SEC)
-            except Exception as error:  # noqa: BLE001  # nothing was promised
-                _voice.debug(f"node {self._job.node}: other nodes' vaults stay there: {error}")
+        self._copied = copied
+        job = self._job
+        try:
+            if self._sources_found is None:
+                self._sources_found = self._sources(_PUBLISHED_SEC)
+        except Exception as error:  # noqa: BLE001  # this node keeps nothing for others
+            say = _voice.warn if copied else _voice.debug
+            say(f"node {job.node}: other nodes' vaults stay there: {error or type(error).__name__}")
+            if not copied:
                 return
-            self._say({**self._keep, "sources": sources}, 0)
-            return
-        local = self._job.local_world
-        self._say(self._keep, _room(self._env, own_bytes, local - 1, local))
+        sources, local = self._sources_found or [], job.local_world
+        if copied:
+            room = _room(self._env, own_bytes, local - 1, local)
+            self._say(sources, job.layout.nodes[job.node], 0, room)
+        else:
+            self._say(sources, [], 1, 0)
 
     def drop(self) -> None:
         """Memory is short: what this node keeps for others goes."""
-        if self._keep is not None:
-            self._say({**self._keep, "sources": [], "copied": [], "on_demand": 0}, 0)
-            self._keep = None
+        if self._opened is not None:
+            self._say([], [], 0, 0)
+            self._opened = None
 
-    def _say(self, what: dict[str, Any], room: int) -> None:
-        self._client.keep_saying(agent_protocol.MESH_KEEP, json.dumps({**what, "room": room}))
+    def _say(
+        self, sources: list[dict[str, Any]], copied: Sequence[int], on_demand: int, room: int
+    ) -> None:
+        assert self._opened is not None
+        wanted = {"sources": sources, "copied": list(copied), "on_demand": on_demand, "room": room}
+        self._client.keep_saying(agent_protocol.MESH_KEEP, json.dumps({**self._opened, **wanted}))

@@ -45,6 +45,7 @@ from reft._continuation.comparison import Difference
 from reft._continuation.frames import frames_from
 from reft._continuation.nodes import type_name
 from reft._link import job_identity
+from reft._link.protection import AUTO, PEER
 from reft._session import notes
 from reft._session.small_state import Saved
 from reft._session.step_comparison import Capture, parts
@@ -137,7 +138,9 @@ class Drill:
         self, folder: Path, job: job_identity.Job, capture: Capture, protection: str
     ) -> None:
         self._plan = Plan.read(folder)
-        self._job, self._capture, self._protection = job, capture, protection
+        self._job, self._capture = job, capture
+        # Which of the others `auto` takes depends on the nodes; this is what it takes last.
+        self._protection = PEER if protection == AUTO else protection
         self._records = folder / f"rank-{job.rank}"
         self._records.mkdir(exist_ok=True)
         self._events = folder / f"rank-{job.rank}.jsonl"

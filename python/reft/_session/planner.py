@@ -13,8 +13,10 @@ import torch
 
 from reft import _C, _voice
 from reft._link import host_memory, job_identity, vault_place
-from reft._link.protection import is_copied, is_recomputed, placement
+from reft._link.mesh import Copies
+from reft._link.protection import AUTO, is_copied, is_recomputed, placement
 from reft._link.trusted_store import TrustedStore
+from reft._session.protection_choice import Facts, ProtectionChoice
 from reft._state import discovery, node_loss, recomputed, replica_groups
 from reft._state.optimizers import identities, structure
 
@@ -48,9 +50,15 @@ class Planner:
     """
 
     def __init__(
-        self, env: dict[str, Any], job: job_identity.Job, store: TrustedStore, engine: _C.Rank
+        self,
+        env: dict[str, Any],
+        job: job_identity.Job,
+        store: TrustedStore,
+        engine: _C.Rank,
+        copies: Copies | None = None,
     ) -> None:
         self._env, self._job, self._store, self._engine = env, job, store, engine
+        self._copies = copies
         self._identities: tuple[int, ...] = ()
         self._structure: list[Any] = []
         self._restored: tuple[Any, discovery.State] | None = None
@@ -63,8 +71,11 @@ class Planner:
         self._early: set[str] = set()  # regions that were caught being written between steps
         self.state: discovery.State | None = None
         self.waiting = False
+        self._choice: ProtectionChoice | None = None
+        if env["snapshot_protection"] == AUTO:
+            self._choice = ProtectionChoice(env, job, store)
         self._is_recomputed = is_recomputed(env["snapshot_protection"])
-        if self._is_recomputed:
+        if self._is_recomputed or (self._choice is not None and self._choice.is_possible):
             recomputed.of_process.watch(job.layout.domain_of)
 
     def refresh(self, optimizers: list[torch.optim.Optimizer]) -> bool:
@@ -76,6 +87,12 @@ class Planner:
             Whether it has planned.
         """
         state = self.state
+        if (
+            state is not None
+            and self._choice is not None
+            and self._choice.is_too_dear(self._engine.cadence)
+        ):
+            self._lay_out(state, asks=True)
         if (
             state is not None
             and not self.waiting
@@ -95,6 +112,7 @@ class Planner:
         state = self._take(optimizers)
         if self._expected is None:
             self._warn(self._agree(state, _FIRST), "")
+            self._choose(state, _FIRST)
             self._lay_out(state, asks=False)
             return
         asks = any(self._expected.get(name) != found for name, found in self._claims(state).items())
@@ -124,6 +142,7 @@ class Planner:
             if self._vain >= _MOST_VAIN:
                 self._share_nothing(state)
         self.waiting = False
+        self._choose(state, str(step))
         self._lay_out(state, asks=False)
         if parted:
             self._warn(different, f"step {step} was not committed: ", equal_before)
@@ -236,6 +255,24 @@ class Planner:
         self._shared = {r.name: _identity(r) for r in state.regions if r.ranks}
         return different
 
+    def _choose(self, state: discovery.State, plan: str) -> None:
+        """Chooses the protection with the other ranks, if the setting leaves that to them."""
+        if self._choice is None:
+            return
+        problems = recomputed.of_process.take_problems()
+        facts = Facts(
+            state,
+            recomputed.of_process.found,
+            problems[0] if problems else "",
+            "" if self._copies is None else self._copies.why_not,
+            lambda protection: self._per_rank(state, protection),
+            lambda protection: self._no_room(state, protection),
+        )
+        chosen = self._choice.choose(facts, plan)
+        if chosen != self._env["snapshot_protection"]:
+            self._env["snapshot_protection"] = chosen
+            self._engine.protect(chosen)
+
     def _share_nothing(self, state: discovery.State) -> None:
         self._own |= self._shared.keys()
         self._shared, self._groups = {}, []
@@ -270,10 +307,10 @@ class Planner:
                 f" (first: {found.names[0]}); each rank saves its own{odd}",
             )
 
-    def _per_rank(self, state: discovery.State) -> float:
-        """Bytes of one snapshot of this rank."""
+    def _per_rank(self, state: discovery.State, setting: str = "") -> float:
+        """Bytes of one snapshot of this rank, by default with the protection as it is."""
         domains = self._job.layout.domain_of
-        protection = placement(self._env["snapshot_protection"])
+        protection = placement(setting or self._env["snapshot_protection"])
         if node_loss.on_device(state) and _C.is_for_host_memory(protection):
             protection = "none"
         shares: dict[tuple[int, ...], float] = {}
@@ -323,12 +360,30 @@ class Planner:
                 " arc does"
             )
 
+    def _need(self, state: discovery.State, setting: str) -> tuple[float, float]:
+        """Bytes of one snapshot of this rank, and those that the vaults of this node are yet to
+        take."""
+        stats = self._engine.stats()
+        per_rank = self._per_rank(state, setting)
+        per_rank += _SMALL_STATE_GROWTH * stats.get("object_bytes", 0)
+        slots = per_rank * self._env["snapshot_slots"]
+        need = max(0, slots - stats["slot_bytes"]) * self._job.local_world
+        if is_copied(setting):  # another node's ranks store as much
+            need += slots * self._job.local_world
+        return per_rank, need
+
+    def _no_room(self, state: discovery.State, setting: str) -> str:
+        """Why there is no memory for what a protection needs on this node; "" if there is."""
+        _, need = self._need(state, setting)
+        limit = self._env["snapshot_host_bytes"] or self._limit()[0]
+        if need <= limit:
+            return ""
+        return f"it needs {_voice.size(need)} on this node, where {_voice.size(limit)} are left"
+
     def _check_memory(self, state: discovery.State) -> None:
         """Refuses a plan that does not fit the node."""
         env, job = self._env, self._job
-        stats = self._engine.stats()
-        per_rank = self._per_rank(state) + _SMALL_STATE_GROWTH * stats.get("object_bytes", 0)
-        need = max(0, per_rank * env["snapshot_slots"] - stats["slot_bytes"]) * job.local_world
+        per_rank, need = self._need(state, placement(env["snapshot_protection"]))
         limit = env["snapshot_host_bytes"]
         if not limit:
             limit, tight = self._limit()

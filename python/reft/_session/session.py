@@ -141,7 +141,9 @@ class Session:
         self._announcer = Announcer(self.env, self.job, found)
         self._watch = ScriptWatch(self._announcer)
         if self._snapshots:
-            self.planner = Planner(self.env, self.job, self._store, self.engine)
+            self.planner = Planner(
+                self.env, self.job, self._store, self.engine, self._copies
+            )
             self._memory = MemoryWatch(self.env, self.job, self.engine, agreed.oom_kills)
             in_memory = vault_place.in_memory(self.env["vault_dir"])
             if in_memory and not self.env["snapshot_host_bytes"]:
@@ -406,9 +408,7 @@ class Session:
         if planned:
             self._planned(planner, boundary)
         waiting = gradients.of_process.waiting(self.optimizers_now())
-        small = self._small_state.capture(
-            frame, self.step, boundary, state, waiting
-        )
+        small = self._small_state.capture(frame, self.step, boundary, state, waiting)
         self._announcer.uncaptured(self.step, self._small_state.uncaptured)
         self._announcer.unprotected(self.step, self._small_state.unsaved)
         # At first nobody knows on which streams optimizers step, and without "exact" nobody has
@@ -425,9 +425,7 @@ class Session:
             self._planned(planner, boundary)
             state = planner.state
             assert state is not None
-            small = self._small_state.capture(
-                frame, self.step, boundary, state, waiting
-            )
+            small = self._small_state.capture(frame, self.step, boundary, state, waiting)
             result = self._capture(state, small, gated)
         if unknown:
             state.wait_for_devices()
