@@ -24,43 +24,15 @@ from tests.support import report
 def worker(args: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel
+
+    from tests.support.restored import Restored
 
     torch.set_num_threads(1)
     dist.init_process_group(backend="reft")
-    import reft
-    from reft import _C
-    from reft._resume import restorer
-    from reft._session import current
-
     rank, world = dist.get_rank(), dist.get_world_size()
-    width = 1024
-    count = max(1, args.state_mb * 1_000_000 // (12 * width * width))
-    model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(count)))
-    ddp = DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-4)
-    for _ in range(2):
-        ddp(torch.randn(2, width)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert reft.snapshot_now() == 2
-    session = current.session()
-    assert session is not None and session.engine is not None and session.planner is not None
-    state = session.planner.state
-    assert state is not None
-    tensors = [r.current() for r in state.regions]
-    wanted = [t.clone() for t in tensors]
-    # The plan of a restart, made here from the live vaults.
-    dist.barrier()
-    text, faults = _C.inventory_of(session.engine.fd, 0)
-    assert not faults
-    texts: list[str | None] = [None] * world
-    dist.all_gather_object(texts, text)
-    plan, rejected, _ = _C.plan_restore(_C.merge_inventories(texts), [0] * world)
-    assert plan is not None, rejected
-    total = sum(t.nbytes for t in tensors)
-    own = total // world
+    job = Restored(args.state_mb)
+    plan = job.plan()
+    own = job.total // world
     source = torch.empty(own, dtype=torch.uint8).fill_(3)
     shard = torch.empty(own, dtype=torch.uint8).fill_(1)
     gathered = torch.empty(own * world, dtype=torch.uint8).fill_(2)
@@ -72,15 +44,9 @@ def worker(args: argparse.Namespace) -> None:
         shard.copy_(source)
         dist.all_gather_into_tensor(gathered, shard, group=gloo)
         raw.append(time.perf_counter() - begin)
-        for t in tensors:
-            t.detach().fill_(7)
-        dist.barrier()
-        begin = time.perf_counter()
-        restorer.restore(_C.Restorer(session.client, plan, rank), state, 1)
-        ours.append(time.perf_counter() - begin)
-        assert all(torch.equal(a, b) for a, b in zip(tensors, wanted, strict=True))
+        ours.append(job.restore(plan))
     if rank == 0:
-        Path(args.out).write_text(json.dumps({"raw": raw, "ours": ours, "bytes": total}))
+        Path(args.out).write_text(json.dumps({"raw": raw, "ours": ours, "bytes": job.total}))
     dist.barrier()
     dist.destroy_process_group()
 
