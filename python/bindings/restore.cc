@@ -233,6 +233,14 @@ void bindRestore(py::module_& module) {
           "Compares (name, tensor) rows with what a rank's vault on this node stores: (bytes "
           "compared, bytes left out, [(name, first byte that differs, where the sample begins, "
           "sample of the saved bytes)]).")
+      .def_property_readonly(
+          "sources",
+          [](const Restorer& self) {
+            const Restorer::Sources& found = self.sources();
+            return std::make_tuple(found.memory_bytes, found.storage_bytes, found.received_bytes);
+          },
+          "Bytes that restore() has read from vaults in memory and on storage, for this rank or "
+          "another one, and that came from other nodes.")
       .def("restore", &restore, py::arg("tensors"), py::arg("backend"),
            "Writes all (name, tensor) rows; returns the bytes. Collective between nodes.");
 }

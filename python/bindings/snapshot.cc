@@ -257,9 +257,17 @@ void bindRank(py::module_& module) {
       .def_property_readonly("vault_lost",
                              [](const Rank& self) { return self.vault().lostPages(); })
       .def(
-          "set_restore_ns",
-          [](Rank& self, uint64_t value) { self.vault().stats().restore_ns.store(value); },
-          py::arg("nanoseconds"))
+          "set_restored",
+          [](Rank& self, uint64_t nanoseconds, uint64_t memory, uint64_t storage,
+             uint64_t received) {
+            RankStats& stats = self.vault().stats();
+            stats.restored_memory_bytes.store(memory);
+            stats.restored_storage_bytes.store(storage);
+            stats.restored_received_bytes.store(received);
+            stats.restore_ns.store(nanoseconds);
+          },
+          py::arg("nanoseconds"), py::arg("memory_bytes"), py::arg("storage_bytes"),
+          py::arg("received_bytes"), "How long the resume took; where its bytes came from.")
       .def(
           "set_recomputing",
           [](Rank& self, uint64_t step) { self.vault().stats().recomputing_step.store(step); },

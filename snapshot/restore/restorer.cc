@@ -129,6 +129,9 @@ uint64_t Restorer::restore(const std::vector<LiveRegion>& live, PeerTransport* t
   for (const RegionInfo& region : saved.regions) {
     saved_bytes += region.bytes;
   }
+  const auto reads = [this](const SlotSource& from, uint64_t bytes) {
+    (from.isOnStorage() ? sources_.storage_bytes : sources_.memory_bytes) += bytes;
+  };
   if (written != saved_bytes) {  // before a byte is written
     throw Corruption("the plan restores " + std::to_string(written) + " of " +
                      std::to_string(saved_bytes) + " bytes");
@@ -166,6 +169,7 @@ uint64_t Restorer::restore(const std::vector<LiveRegion>& live, PeerTransport* t
           const HostBuffer parity = hostBuffer(bytes);
           const std::string& id = saved.groups[static_cast<size_t>(move.group)].id;
           slot(source.vault).copyPart(id, source.shard, {parity.get(), bytes});
+          reads(slot(source.vault), bytes);
           decoding.put(i, {parity.get(), bytes}, writing);
         }
       }
@@ -177,6 +181,7 @@ uint64_t Restorer::restore(const std::vector<LiveRegion>& live, PeerTransport* t
       continue;
     }
     SlotSource& from = slot(source.vault);
+    reads(from, bytesOf(move.ranges));
     auto& [copies, staged] = local[source.vault];
     for (const ShardRange& range : move.ranges) {
       std::byte* to = writing.hostAddress(range);
@@ -238,8 +243,10 @@ uint64_t Restorer::restore(const std::vector<LiveRegion>& live, PeerTransport* t
     const std::span<std::byte> buffer(flight.buffer.get(), bytes);
     if (sends) {
       from->copyPart(transfer.group, transfer.shard, buffer);
+      reads(*from, bytes);
       flight.pending = transport->send(buffer, transfer.receiver, transfer.tag);
     } else {
+      sources_.received_bytes += bytes;
       flight.pending = transport->receive(buffer, transfer.sender, transfer.tag);
     }
     in_flight += bytes;

@@ -34,7 +34,14 @@ class Restorer {
 
   Restorer(RestorePlan plan, int rank, OpenVault open);
 
+  // Where the bytes came from that restore() has written or sent: from vaults that this rank read,
+  // and from other nodes.
+  struct Sources {
+    uint64_t memory_bytes = 0, storage_bytes = 0, received_bytes = 0;
+  };
+
   const RestorePlan& plan() const { return plan_; }
+  const Sources& sources() const { return sources_; }
   // Whether the owner's vault lies on this node; if not, putTable() must come before table().
   bool hasOwnersVault() const { return plan_.isNear(owner_, rank_); }
   void putTable(SnapshotTable table) { sent_table_ = std::move(table); }
@@ -59,6 +66,7 @@ class Restorer {
   OpenVault open_;
   std::map<int, std::unique_ptr<SlotSource>> slots_;
   std::optional<SnapshotTable> sent_table_;
+  Sources sources_;
 };
 
 }  // namespace reft

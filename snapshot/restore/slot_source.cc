@@ -4,12 +4,25 @@
 #include <cstring>
 #include <iterator>
 
+#include <linux/magic.h>
+#include <sys/vfs.h>
+
 #include "intercept/base/error.h"
 #include "snapshot/restore/plan.h"
 
 namespace reft {
 
-SlotSource::SlotSource(int fd, uint32_t slot, int64_t step, uint64_t incarnation) : reader_(fd) {
+namespace {
+
+bool liesOnStorage(int fd) {
+  struct statfs found {};
+  return ::fstatfs(fd, &found) == 0 && found.f_type != TMPFS_MAGIC && found.f_type != RAMFS_MAGIC;
+}
+
+}  // namespace
+
+SlotSource::SlotSource(int fd, uint32_t slot, int64_t step, uint64_t incarnation)
+    : reader_(fd), on_storage_(liesOnStorage(fd)) {
   const std::vector<SlotView> views = reader_.slots();
   const auto found = std::find_if(views.begin(), views.end(), [&](const SlotView& view) {
     return view.index == slot && view.step == step && view.incarnation == incarnation;
@@ -25,7 +38,10 @@ SlotSource::SlotSource(int fd, uint32_t slot, int64_t step, uint64_t incarnation
 }
 
 SlotSource::SlotSource(int fd, SlotView view)
-    : reader_(fd), view_(std::move(view)), table_(reader_.table(view_)) {
+    : reader_(fd),
+      on_storage_(liesOnStorage(fd)),
+      view_(std::move(view)),
+      table_(reader_.table(view_)) {
   findOffsets();
 }
 

@@ -51,6 +51,8 @@ class SlotSource {
   // its bytes, one behind the other. Throws Corruption if `to` has another length.
   uint64_t bytesOf(const std::string& group, uint32_t part) const;
   void copyPart(const std::string& group, uint32_t part, std::span<std::byte> to) const;
+  // Whether the vault is a file on a file system that is not in memory.
+  bool isOnStorage() const { return on_storage_; }
   // False once the rank writes to the slot.
   bool isUnchanged() const { return reader_.isUnchanged(view_); }
   // The chunks that do not match their checksums, or were not copied, in the order of the payload.
@@ -67,6 +69,7 @@ class SlotSource {
   using Place = std::tuple<std::string, uint32_t, uint64_t, uint64_t>;
 
   VaultReader reader_;
+  bool on_storage_;
   SlotView view_;
   SnapshotTable table_;
   std::map<Place, uint64_t> offsets_;

@@ -21,7 +21,8 @@ namespace reft {
   X(every) X(overhead_ppm) X(overhead_noise_ppm) X(forecast_last_ppm) X(foretold_gap_ns) \
   X(unforetold_gap_ns) X(forecast_steps) X(device_gate_ns) X(device_gate_last_ns) X(on_device) \
   X(recomputing_step) X(resume_verdict) X(moved) X(oom_mark) X(given_up) \
-  X(restoring_step) X(restoring_way) X(restoring_tries) X(started_at) X(resumes_world)
+  X(restoring_step) X(restoring_way) X(restoring_tries) X(started_at) X(resumes_world) \
+  X(restored_memory_bytes) X(restored_storage_bytes) X(restored_received_bytes)
 // clang-format on
 
 struct RankStats {

@@ -202,7 +202,9 @@ class FakeEngine:
     def cadence(self) -> tuple[int, int, int]:
         return self.rhythm
 
-    def set_restore_ns(self, nanoseconds: int) -> None:
+    def set_restored(
+        self, nanoseconds: int, memory_bytes: int, storage_bytes: int, received_bytes: int
+    ) -> None:
         self.restore_ns = nanoseconds
 
     def set_recomputing(self, step: int) -> None:

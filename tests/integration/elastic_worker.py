@@ -1,10 +1,14 @@
 """A training whose number of ranks changes between its starts. Each rank appends a line
 `<rank> <epoch> <batch> <step> <loss> <items…>` to `$LOG` after each step.
 
-    python elastic_worker.py [--workers W] [--sampler default|own] [--share N] [--wide]
+    python elastic_worker.py [--workers W] [--sampler default|own] [--share N] [--wide] [--width N]
+        [--hold FD]
 
 `$KILL` is RANK:STEP: that rank kills itself after it has logged that step, which counts over all
-starts. `$STEPS` is how many there are, `$DELAY` how many seconds each one waits.
+starts. `$STEPS` is how many there are, `$DELAY` how many seconds each one waits. `$READS-<pid>`
+gets a line before reft begins, and one after each step: how many bytes the process has read from
+storage, and how many of its resume came from vaults in memory, from vaults on storage, and from
+other nodes.
 """
 
 from __future__ import annotations
@@ -13,13 +17,27 @@ import argparse
 import os
 import signal
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
+import reft
+
 ITEMS, BATCH = 240, 4
+SOURCES = ("memory", "storage", "received")
+
+
+def note_reads() -> None:
+    if prefix := os.environ.get("READS"):
+        lines = Path("/proc/self/io").read_text().splitlines()
+        counters = dict(line.split(": ") for line in lines)
+        status = reft.status()
+        restored = [status.get(f"restored_{source}_bytes", 0) for source in SOURCES]
+        with open(f"{prefix}-{os.getpid()}", "a") as file:
+            print(counters["read_bytes"], *restored, file=file)
 
 
 def main() -> None:
@@ -28,17 +46,22 @@ def main() -> None:
     parser.add_argument("--sampler", default="default")
     parser.add_argument("--share", type=int, default=0, help="items of a step, of all ranks together")
     parser.add_argument("--wide", action="store_true", help="as wide as there are ranks")
+    parser.add_argument("--width", type=int, default=16, help="of the model, unless --wide")
+    parser.add_argument("--hold", type=int, default=0, help="number of a descriptor to have open")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    note_reads()
     dist.init_process_group("reft")
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(7)
     items = torch.randn(ITEMS, 8)
     data = TensorDataset(items, torch.arange(ITEMS))
     sampler = RandomSampler(data) if options.sampler == "own" else DistributedSampler(data, seed=5)
+    if options.hold:
+        os.dup2(0, options.hold)
     config = {"batch": options.share // world or BATCH, "me": (rank, world)}
     loader = DataLoader(data, config["batch"], sampler=sampler, num_workers=options.workers)
-    width = world if options.wide else 16
+    width = world if options.wide else options.width
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, width), torch.nn.Linear(width, 8)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
@@ -51,6 +74,7 @@ def main() -> None:
             loss = (model(x) - x.roll(1, 1)).square().mean()
             loss.backward()
             optimizer.step()
+            note_reads()
             scheduler.step()
             step += 1
             share = config["batch"] * world

@@ -3,7 +3,9 @@ of the step, and each item that is left of the epoch comes once."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +14,13 @@ import pytest
 
 from tests.integration.elastic_worker import BATCH, ITEMS
 from tests.support import ranks
-from tests.support.launchers import free_port
+from tests.support.launchers import agent_pids, free_port
 from tests.support.nodes import NodesJob, Server, network_of, wait_for
 
 WORKER = Path(__file__).with_name("elastic_worker.py")
+WIDTH = 16384
+# What each of four ranks stores of such a model: parameters and two tensors of the optimizer.
+SHARD_BYTES = 3 * 4 * 17 * WIDTH // 4
 
 
 @dataclass
@@ -90,6 +95,18 @@ def test_each_item_comes_once_when_ranks_leave_and_come_back(workers: int, kille
 
 
 @pytest.mark.timeout(300)
+def test_a_number_of_ranks_share_that_is_a_descriptors_number_too_follows_the_ranks() -> None:
+    """Of 240 items, each of four ranks has 60, and each of three has to get 80."""
+    with ranks.bench(REFT_JOB_ID="job") as bench:
+        job = Attempts(bench, "--hold", "60")
+        assert job.start(4, 60, kill="1:9") == 0, job.said
+        assert job.start(3, 30) in (8, 9), job.said
+        assert "does not match num_samples" not in job.said, job.said
+        assert set(job.items_of(0)) == set(range(ITEMS))
+        assert sorted({row.step for row in job.rows}) == list(range(1, 31))
+
+
+@pytest.mark.timeout(300)
 def test_items_that_no_sampler_deals_to_the_ranks_are_named() -> None:
     with ranks.bench(REFT_JOB_ID="job") as bench:
         job = Attempts(bench, "--sampler", "own")
@@ -137,21 +154,28 @@ def test_a_script_that_builds_another_model_keeps_both_lines() -> None:
 
 @pytest.mark.timeout(300)
 def test_torchrun_goes_on_without_a_lost_node_and_takes_a_new_one_in(tmp_path: Path) -> None:
-    """`--nnodes=3:4`, one rank each; the lost node's shards are on the node before it."""
+    """`--nnodes=3:4`, one rank each; the lost node's shards are on the node before it. No resume
+    reads what it restores from a disk: no file holds it, and what processes read is less."""
     env = os.environ | {"REFT_JOB_ID": f"elastic-{free_port()}", "REFT_SNAPSHOT_PROTECTION": "arc",
-                        "LOG": str(tmp_path / "log"), "STEPS": "400", "DELAY": "0.05", "OMP_NUM_THREADS": "1",
+                        "LOG": str(tmp_path / "log"), "READS": str(tmp_path / "reads"),
+                        "STEPS": "400", "DELAY": "0.05", "OMP_NUM_THREADS": "1",
                         "REFT_AGENT_LINGER_SEC": "30",
                         # Without it, torch 2.11 tells a launcher that comes later no MASTER_ADDR.
                         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # fmt: skip
+    env.pop("REFT_VAULT_DIR", None)
     server = Server()
     with network_of(4, isolated=False) as network:
-        job = NodesJob(server, network, tmp_path, [str(WORKER)], env, 4, 1, free_port(), 3, fewest=3)
+        script = [str(WORKER), "--width", str(WIDTH)]
+        job = NodesJob(server, network, tmp_path, script, env, 4, 1, free_port(), 3, fewest=3)
         try:
             job.start()
             assert wait_for(lambda: last_step(tmp_path) >= 20, 90, 0.05), job.said
             job.kill_node(3, launcher=True)
             assert wait_for(lambda: "4 ranks saved it, 3 go on" in job.said, 90, 0.05), job.said
             assert wait_for(lambda: last_step(tmp_path) >= 60, 90, 0.05), job.said
+            for node in range(3):
+                vaults, files = large_files(job, node)
+                assert f"reft-vault-{node}" in vaults and not files, (vaults, files)
             job.start_node(3)
             assert wait_for(lambda: "3 ranks saved it, 4 go on" in job.said, 90, 0.05), job.said
             assert wait_for(job.poll, 120, 0.1) and not any(job.codes), job.said
@@ -159,12 +183,41 @@ def test_torchrun_goes_on_without_a_lost_node_and_takes_a_new_one_in(tmp_path: P
             job.end()
             server.close()
     assert "starts from its beginning" not in job.said, job.said
+    assert not [path for path in tmp_path.rglob("*") if path.stat().st_size >= SHARD_BYTES]
+    texts = [path.read_text() for path in tmp_path.glob("reads-*")]
+    reads_of = [[list(map(int, line.split())) for line in text.splitlines()] for text in texts]
+    whole = [reads for reads in reads_of if len(reads) > 1]  # of ranks that took a step
+    assert len(whole) >= 4 + 3 + 4, reads_of
+    resumes = 0
+    for before, after, *_ in whole:
+        assert after[0] - before[0] < SHARD_BYTES, reads_of
+        _, from_memory, from_storage, from_others = after  # which have read it from their vaults
+        assert from_storage == 0, reads_of
+        resumes += from_memory + from_others > 0
+    assert resumes >= 3 + 4, reads_of
     newest = {(row.rank, row.step): row for row in logged(tmp_path)}  # what is repeated, comes later
     counts: dict[int, Counter[int]] = {}
     for row in newest.values():
         counts.setdefault(row.epoch, Counter()).update(row.items)
     for epoch in sorted(counts)[:-1]:
         assert set(counts[epoch]) == set(range(ITEMS)), f"epoch {epoch}"
+
+
+def large_files(job: NodesJob, node: int) -> tuple[set[str], list[str]]:
+    """What the agents and ranks of a node have open that is as large as a shard: names of what is
+    in memory, and paths of what is not."""
+    memory, files = set(), []
+    for pid in [*agent_pids(job.run_dir(node)), *job.rank_pids(node)]:
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # it has been closed
+                path, status = os.readlink(descriptor), descriptor.stat()
+                if not stat.S_ISREG(status.st_mode) or status.st_size < SHARD_BYTES:
+                    continue
+                if path.startswith("/memfd:"):
+                    memory.add(path.removeprefix("/memfd:").removesuffix(" (deleted)"))
+                else:
+                    files.append(path)
+    return memory, files
 
 
 def last_step(folder: Path) -> int:

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -187,12 +187,15 @@ class NodesJob:
         self._launchers: list[int] = [0] * nodes
         self.codes: list[int | None] = [None] * nodes
         self._moves = [0] * nodes
-        self._round = 0
+        self._round = self._host = 0
 
-    def start(self) -> None:
-        """Starts all launchers; again, if they have ended."""
+    def start(self, without: Collection[int] = ()) -> None:
+        """Starts all launchers, or all but some; again, if they have ended. The first has the
+        store."""
         self._round += 1
-        for node in range(self.nodes):
+        started = [node for node in range(self.nodes) if node not in without]
+        self._host = started[0]
+        for node in started:
             self.start_node(node)
 
     def start_node(self, node: int) -> None:
@@ -202,9 +205,9 @@ class NodesJob:
         options = [f"--nnodes={self._fewest}:{self.nodes}", f"--nproc-per-node={self.local_ranks}",
                    f"--max-restarts={self._max_restarts}", "--monitor-interval=0.1",
                    f"--local-addr={network.address(node)}", "--rdzv-backend=c10d",
-                   f"--rdzv-endpoint={network.address(0)}:{self._port + self._round}",
+                   f"--rdzv-endpoint={network.address(self._host)}:{self._port + self._round}",
                    f"--rdzv-id={self._env['REFT_JOB_ID']}",
-                   f"--rdzv-conf=is_host={int(node == 0)},join_timeout=60,last_call_timeout=3,keep_alive_interval=2,keep_alive_max_attempt=4",
+                   f"--rdzv-conf=is_host={int(node == self._host)},join_timeout=60,last_call_timeout=3,keep_alive_interval=2,keep_alive_max_attempt=4",
                    ]  # fmt: skip
         env = self._env | {"REFT_RUN_DIR": str(self.run_dir(node))}
         env["GLOO_SOCKET_IFNAME"] = "eth0" if network.isolated else "lo"
@@ -258,11 +261,15 @@ class NodesJob:
             self._reap(node)
         return count
 
-    def move(self, node: int) -> None:
-        """Ends what runs on a node but its agent; what is started there next does not know it."""
+    def leave(self, node: int) -> None:
+        """Ends what runs on a node but its agent."""
         kill_all([*self.rank_pids(node), *self._kept(node)])
         if self.codes[node] is None:
             self._reap(node)
+
+    def move(self, node: int) -> None:
+        """As `leave`; what is started there next does not know the agent."""
+        self.leave(node)
         self._moves[node] += 1
 
     def _kept(self, node: int) -> set[int]:

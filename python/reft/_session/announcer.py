@@ -14,6 +14,11 @@ from reft._session import notes
 from reft._state import discovery, node_loss, registry
 
 _LATE_LINES = 5  # about values that turn up after the first snapshot
+_WRITTEN_LATE_LINES = 3
+_WRITTEN_LATE = (
+    "{0} written between optimizer steps, or {1} memory moved, before the copy. reft dropped that"
+    " snapshot; from now on, it copies {2} before the optimizer step returns"
+)
 _UNDER_WAY = 8  # snapshots in a row, after which ops under way are no accident
 
 
@@ -36,6 +41,7 @@ class Announcer:
         self._late_lines = 0
         self._every, self._cost_reported = int(env["snapshot_every"]), False
         self._under_way = 0
+        self._written_late: set[str] = set()
         self._compiled_reported = False
         self._knows_refused = False  # that values of the store were ignored
 
@@ -235,15 +241,24 @@ class Announcer:
             _voice.say(overhead)
         self._every, self._cost_reported = every, noise_ppm >= 0
 
-    def written_late(self, name: str) -> None:
-        """A region was written or moved between steps, and the snapshot dropped for it."""
-        _voice.warn_once(
-            f"late {name}",
-            f"{name} was written between optimizer steps, or its memory moved, before its copy."
-            " reft dropped that"
-            f" snapshot; from now on, it copies {name} before the optimizer step returns",
-        )
-
+    def written_late(self, names: list[str]) -> None:
+        """Regions were written or moved between steps, and the snapshot dropped for it. The first
+        few have a line each; later ones have one together, and are named in the log."""
+        new = [name for name in dict.fromkeys(names) if name not in self._written_late]
+        room = max(0, _WRITTEN_LATE_LINES - len(self._written_late))
+        self._written_late.update(new)
+        for name in new[:room]:
+            _voice.warn(_WRITTEN_LATE.format(f"{name} was", "its", name))
+        if more := new[room:]:
+            others = f"{_voice.plural(len(more), 'more tensor')} ({', '.join(more[:3])})"
+            if len(more) > 3:
+                others = f"{others[:-1]}, …)"
+            _voice.warn_once(
+                "written late",
+                _WRITTEN_LATE.format(f"{others} {'was' if len(more) == 1 else 'were'}", "their", "each")
+                + ". Others that follow are named in the log",
+            )
+            _voice.debug(f"written between optimizer steps: {' '.join(more)}")
     def iteration_lengthened(
         self, optimizers: list[Any], crossed: Any, closing: Any, graph: str | None
     ) -> None:

@@ -46,6 +46,8 @@ class Resumed:
         written: bytes.
         waiting: optimizers that are still to step with gradients which the snapshot has not.
         reshaped: `Saved.reshaped`.
+        sources: bytes that this rank has read for itself and others from vaults in memory, and from
+            vaults on storage; bytes that came from other nodes.
     """
 
     step: int
@@ -57,6 +59,7 @@ class Resumed:
     written: int
     waiting: list[torch.optim.Optimizer] = field(default_factory=list)
     reshaped: dict[str, list[int]] = field(default_factory=dict)
+    sources: tuple[int, int, int] = (0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -195,8 +198,8 @@ class Resumer:
             restorer.check(self._restorer, state)
             _check_optimizers(wanted, known)
             if frame is not None and not problem:
-                self._planned(frame, state).drop()
-        except _NotOfThisRank as error:
+                self._check_place(frame, state)
+        except (_NotOfThisRank, _NoPlace) as error:
             problem = str(error)
         except Exception as error:
             problem = f"the script has changed: {str(error) or type(error).__name__}"
@@ -250,6 +253,7 @@ class Resumer:
             written,
             waiting,
             saved["reshaped"],
+            self._restorer.sources,
         )
 
     def report(self, resumed: Resumed, verified: str) -> None:
@@ -365,6 +369,18 @@ class Resumer:
             self._was,
         )
 
+    def _check_place(self, frame: FrameType, state: discovery.State) -> None:
+        """Raises:
+        _NoPlace: the place in the loop cannot be put back.
+        """
+        try:
+            self._planned(frame, state).drop()
+        except _continuation.OtherCode as error:
+            raise _NoPlace(f"the script has changed: {error}") from error
+        except Exception as error:
+            why = str(error) or type(error).__name__
+            raise _NoPlace(f"the place in the loop cannot be put back: {why}") from error
+
     def _restore_state_dicts(
         self,
         kind: str,
@@ -452,6 +468,10 @@ def _check_optimizers(
                 f"optimizer {k} was another one, and is {type(optimizer).__name__} in the first"
                 " iteration now"
             )
+
+
+class _NoPlace(Exception):
+    """The place in the loop cannot be put back."""
 
 
 class _NotOfThisRank(Exception):

@@ -391,9 +391,8 @@ class Session:
             raise _C.Unavailable(
                 "the disk under REFT_VAULT_DIR has failed. Training continues without snapshots"
             )
-        for index in engine.take_late_written():
-            if name := planner.copy_early(index):
-                self._announcer.written_late(name)
+        late = [planner.copy_early(index) for index in engine.take_late_written()]
+        self._announcer.written_late([name for name in late if name])
         step, parted = engine.plan_round
         if step >= 0:
             planner.plan_together(boundary.optimizers, step, parted)
@@ -519,7 +518,7 @@ class Session:
         self._small_state.uncaptured = resumed.uncaptured
         self._small_state.first_shapes.update(resumed.reshaped)
         self.planner.keep_restored(self._boundary.optimizers, resumed.state)
-        self.engine.set_restore_ns(resumed.nanoseconds)
+        self.engine.set_restored(resumed.nanoseconds, *resumed.sources)
         self._announcer.resumed()
         gradients.of_process.resumed(resumed.waiting, self.step)
         gradients.of_process.stepped(self.optimizers_now())

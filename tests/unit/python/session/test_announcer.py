@@ -273,3 +273,19 @@ def test_longer_iterations_are_explained(
         "an iteration now ends when optimizer 1 (object) steps, not at each step of optimizer 0"
         f" (object): {why}"
     ]
+
+
+def test_tensors_that_are_written_late_have_few_lines(terminal: Callable[..., Terminal]) -> None:
+    shown = terminal()
+    shown.announcer.written_late(["o0.p0"])
+    shown.announcer.written_late(["o0.p0", "o0.p1", "m0.a", "m0.b", "m0.c", "m0.d", "m0.e"])
+    shown.announcer.written_late(["m0.f"])
+    late = [line for line in shown.lines() if "written between optimizer steps" in line]
+    named = [line.partition(" w")[0].removeprefix("warning: ") for line in late]
+    assert [line.partition(" was ")[0].removeprefix("warning: ") for line in late[:3]] == [
+        "o0.p0",
+        "o0.p1",
+        "m0.a",
+    ], named
+    assert late[3].startswith("warning: 4 more tensors (m0.b, m0.c, m0.d, …) were written"), late
+    assert len(late) == 4

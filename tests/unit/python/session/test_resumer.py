@@ -112,7 +112,7 @@ class Restart:
         self.client = FakeAgentClient("", "{}", 1)
         source = startup.Source(
             SimpleNamespace(step=7, donor=donor or {}, saved_by=world),  # type: ignore[arg-type]
-            SimpleNamespace(regions=[]),  # type: ignore[arg-type]
+            SimpleNamespace(regions=[], sources=(0, 0, 0)),  # type: ignore[arg-type]
             saved_of(self.optimizer, **changes),  # type: ignore[arg-type]
         )
         job = jobs.job(rank, world)
@@ -454,3 +454,20 @@ def test_all_ranks_start_over_if_a_lost_one_cannot_come_back(
     assert restart.resume() is None and restart.restored == []
     said = lines(capsys)[0]
     assert "saved m0.v for itself alone" in said and said.endswith("Training starts from its beginning")
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (_continuation.OtherCode("train.py:4: the code has changed"), "the script has changed: train.py:4"),
+        (_continuation.FrameMismatch("main:net: other parts"), "the place in the loop cannot be put back: main:net"),
+        (TypeError(), "the place in the loop cannot be put back: TypeError"),
+    ],
+)
+def test_the_script_has_changed_only_if_its_code_has(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, why: str
+) -> None:
+    restart = Restart(monkeypatch, exact=True)
+    monkeypatch.setattr(restart.resumer, "_planned", MagicMock(side_effect=error))
+    ready = restart.resumer.prepare(restart.boundary, "round", silent=True, frame=here())  # type: ignore[arg-type]
+    assert ready is None and restart.resumer.why_not.startswith(f"rank 0: {why}"), restart.resumer.why_not
