@@ -155,6 +155,10 @@ constexpr SuspectRule kRules[] = {
      },
      /*at_gil_holder=*/false,
      /*at_last_op=*/true},
+    // Before the data loader, whose position it restores, too.
+    {"restoring", "restoring", Excuse::kAlways,
+     [](const Suspect& s) { return contains(s.calls, {"reft/_session/resumer.py:"}); },
+     [](const Suspect& s) { return "restores the snapshot (reft)" + at(s); }},
     {"data_loading", "data_loading", Excuse::kNewPlace,
      [](const Suspect& s) {
        return contains(s.calls,

@@ -47,6 +47,7 @@ const std::vector<Example>& examples() {
              "Main thread 0x00007f0000000002\n";
        }},
       stands("shutting_down", "/x/torch/distributed/distributed_c10d.py", "destroy_process_group"),
+      stands("restoring", "/x/reft/_session/resumer.py", "write"),
       stands("data_loading", "/x/torch/utils/data/dataloader.py", "_next_data"),
       stands("compiling", "/x/torch/_dynamo/convert_frame.py", "_compile"),
       stands("profiling", "/x/torch/profiler/profiler.py", "stop"),
