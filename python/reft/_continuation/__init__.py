@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from .comparison import Difference
 from .continuation import Continuation, RestoreReport
-from .frames import FrameMismatch, calls_of, lines_of
+from .frames import FrameMismatch, OtherCode, calls_of, lines_of
 from .late_reads import late_read
 from .loader_origins import install
 from .rng import capture_rng, restore_rng
@@ -37,6 +37,7 @@ graphs = _process.graphs
 __all__ = [
     "Difference",
     "FrameMismatch",
+    "OtherCode",
     "RestoreReport",
     "calls_of",
     "capture",

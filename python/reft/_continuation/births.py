@@ -23,6 +23,7 @@ MEMBER = "<member>"  # in places: below it, no place is a name
 _MOST_ITEMS = 4096
 _MOST_FIRST = 1 << 14  # numbers and strings of the first program point
 _LONGEST_FIRST = 256
+_LONGEST_BUFFER = 1 << 16
 _LONGEST_PACKED = 1 << 24
 _FEW = 64
 FULL = ""
@@ -88,6 +89,8 @@ class Births:
         self.recorded = False
         self._first: dict[str, Any] = {}
         self._first_packed = b""
+        self.lengths: dict[str, int] = {}
+        """Bytes of temporary files, by place."""
         self.looks: dict[str, Fingerprint] = {}
         """What objects of packages looked like, by place."""
         self.bulky: dict[str, Bulk] = {}
@@ -148,6 +151,11 @@ class Births:
         else:
             self._first[FULL] = True
 
+    @property
+    def first(self) -> dict[str, Any]:
+        """What `note_first` was given, by place."""
+        return self._first
+
     def first_packed(self) -> bytes:
         """What `note_first` was given, by place: packed once, and small, for each step copies it."""
         if not self._first_packed:
@@ -183,6 +191,8 @@ class Births:
             # What `exec` runs in is that of the functions that it has made, too.
             if is_light(value) or (type(value) is dict and "__builtins__" in value):
                 self.pin(value, place)
+            elif type(value) is bytearray and len(value) <= _LONGEST_BUFFER:
+                self.pin(value, place)  # a tensor may lie in its memory
             return
         self._places[id(value)] = (reference, place)
         other = self._places.get(self._at.get(place, 0), (lambda: None, ""))[0]()

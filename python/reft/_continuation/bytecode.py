@@ -465,27 +465,44 @@ def global_names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
 def attributes_set(code: CodeType) -> frozenset[tuple[str, str]]:
     """Gives the attributes that a code object, and all code nested in it, sets of what a global
     name, or a module that it imports, means: (name, attribute) for `sys.steps = 1` and `sys.steps
-    += 1`. A module that it imports is named as `import sys`."""
+    += 1`, or `setattr(sys, "steps", 1)`. What a name means may be a part of a module (`torch.nn`).
+    A module that it imports is named as `import sys`."""
     known = _attributes_set.get(id(code))
     if known is not None:
         return known[1]
     found: set[tuple[str, str]] = set()
     imported: dict[str, str] = {}
+    module, has_list = "", False  # that was imported last, and whether `from` imports it
     last = ["", "", ""]  # "=" and the name that an instruction loads, or what it does
+    constant: Any = None
     for instruction in dis.get_instructions(code):
         op, name = instruction.opname, str(instruction.argval)
-        if op in ("EXTENDED_ARG", "CACHE"):
+        if op in ("EXTENDED_ARG", "CACHE", "PUSH_NULL", "PRECALL"):
             continue
+        if op in ("SWAP", "POP_TOP") and last[-1].startswith("import "):
+            continue  # what leads to a part of a package
         if op.startswith("STORE_") and last[-1].startswith("import "):
-            imported[name] = last[-1]
+            # `import torch.nn` gives the name `torch` to what is called so.
+            is_root = module.startswith(f"{name}.") and last[-1] == f"import {module}"
+            imported[name] = f"import {name}" if is_root and last[-2] != "as" else last[-1]
+        if op == "LOAD_CONST":
+            if last[-1].startswith("=") and last[-2] == "=setattr":
+                found.add((last[-1][1:], name))
+            constant = instruction.argval
         if op == "STORE_ATTR" and last[-1].startswith("="):
             found.add((last[-1][1:], name))
         if op == "LOAD_ATTR" and last[-1] == "COPY" and last[-2].startswith("="):
             found.add((last[-2][1:], name))  # it is loaded to be set
         loads = op in ("LOAD_GLOBAL", "LOAD_NAME") or (op.startswith("LOAD_") and name in imported)
         done = f"={imported.get(name, name)}" if loads else op
+        if op in ("LOAD_ATTR", "LOAD_METHOD") and last[-1].startswith("="):
+            done = f"{last[-1]}.{name}"
         if op == "IMPORT_NAME":
+            module, has_list = name, constant is not None
             done = f"import {name}"
+        if op == "IMPORT_FROM":
+            last[-1] = "as"
+            done = f"import {module}.{name}" if has_list else f"import {module}"
         last = [*last[1:], done]
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

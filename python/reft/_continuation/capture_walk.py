@@ -10,6 +10,7 @@ Threads: the training thread. Errors: none; what cannot be captured is reported,
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from types import ModuleType
@@ -24,6 +25,7 @@ from .foreign import Bulk, is_object_array, is_open, slot_names
 from .kinds.functions import STATEFUL_STDLIB
 from .kinds.objects import OWNED, PENDING, Lost, Owned, capture_changed, encode_slots
 from .kinds.table import Rule, rule_of
+from .kinds.tensors import Array, Tensor
 from .nodes import (
     ATOMS,
     KEEP,
@@ -45,6 +47,8 @@ _MAX_REPORTS = 200
 _LARGE = 64  # items of a container, from which on it is left out as a whole where it has no room
 _LEAST_SHARE = 8  # of what there is room for: what is left out has at least this part of it
 _SMALL_ITEMS = 256  # lists and dicts of a dataset up to this are always looked at
+_MOST_BUFFERS = 64
+_APART = "shares its memory with a tensor or an array, which a resume restores as a separate copy"
 _NUMBERS = frozenset({int, float, bool, type(None)})
 _STILL = frozenset({float, bool, complex, type(None)})  # as they are, and of no size
 _BASES: tuple[Any, ...] = (list, dict, tuple, set, frozenset, deque)
@@ -105,6 +109,7 @@ class CaptureWalk:
         self.successors: list[str] = []
         self.trained: dict[str, Any] = {}  # models of that point that an optimizer trains, by place
         self.graphs: list[tuple[Any, str]] = []
+        self._buffers: list[tuple[int, int, Any, str]] = []
         self.bytes_left = limit_bytes
         self._limit_bytes = limit_bytes
         self._large = 0  # containers of many items around what is walked now
@@ -401,6 +406,30 @@ class CaptureWalk:
         if not isinstance(node, Lost):
             return None
         return node.reason if hasattr(value, "__next__") or hasattr(value, "__anext__") else None
+
+    def note_buffer(self, value: bytearray, place: str) -> None:
+        """Notes where the bytes of a bytearray lie: a tensor or an array may lie there, too."""
+        torch: Any = sys.modules.get("torch")
+        if torch is not None and len(self._buffers) < _MOST_BUFFERS:
+            low = torch.frombuffer(value, dtype=torch.uint8).data_ptr()
+            self._buffers.append((low, low + len(value), self.births.place(value), place))
+
+    def report_shared_buffers(self) -> None:
+        """Reports bytearrays that share memory with a tensor or an array and will not any more:
+        those that were there at the first program point share it as the restarted script's do."""
+        if not self._buffers:
+            return
+        spans = [
+            (node.span(), self.graph.births[index])
+            for index, node in enumerate(self.graph.nodes)
+            if isinstance(node, (Tensor, Array)) and node.has_memory()
+        ]
+        for low, high, birth, place in self._buffers:
+            for span, other in spans:
+                is_inside = span.device == "cpu" and span.low < high and low < span.high
+                if is_inside and (birth is None or other is None):
+                    self.lost(place, "bytearray", _APART)
+                    break
 
     def keep_alive(self, value: Any) -> None:
         """Keeps an object that nothing else holds: its id must stay its own until the end."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from reft._state.device_parts import DeviceParts
 
-from . import collector, comparison, frames, plain
+from . import collector, comparison, finalizers, frames, plain
 from .births import FULL, Births
 from .bytecode import Unsupported, analyse
 from .capture_walk import CaptureWalk
@@ -24,13 +24,14 @@ from .dealing import Resized
 from .frames import FrameMismatch
 from .graphs import GraphWatch, refusal
 from .kinds.loaders import Loader, reads_container
+from .kinds.temporaries import Moved
 from .nodes import Graph, Report, Stray
 from .restore_walk import RestoreWalk, put_in
 from .settings import Settings
 from .statics import Statics, report_threads
 from .waiting import Waiting
 
-_VERSION = 24
+_VERSION = 25
 _OBSERVE_BYTES = 1 << 26
 
 
@@ -63,9 +64,12 @@ class Planned:
 
     def write(self) -> RestoreReport:
         """Does it, once."""
+        held = finalizers.held()
         self._walk.apply()
         self._births.restored(self._walk.written())
-        return RestoreReport(frames=self._frames, problems=self._walk.end())
+        problems = self._walk.end()
+        finalizers.take_off_discarded(held)
+        return RestoreReport(frames=self._frames, problems=problems)
 
 
 class Continuation:
@@ -81,6 +85,7 @@ class Continuation:
         self._waiting = Waiting()
         self._settings = Settings()
         self._statics = Statics()
+        self._finalizers = finalizers.Finalizers()
 
     def capture(
         self,
@@ -147,6 +152,8 @@ class Continuation:
             path = frames.encode_path(walk, start_frame)
             outside = self._statics.capture(walk)
             alone = not report_threads(walk)
+            walk.report_shared_buffers()
+            self._finalizers.report(walk)
         except Unsupported as error:
             raise FrameMismatch(str(error)) from error
         if elsewhere:
@@ -242,15 +249,25 @@ class Continuation:
         Raises:
             FrameMismatch: The live frames are not the captured ones.
         """
-        path, outside, changed, packed, first = _unpacked(captured)
+        path, outside, changed, packed, packed_first = _unpacked(captured)
+        self.observe(start_frame)
+        births, first = self._births, Births.first_unpacked(packed_first)
+        moved = Moved(first, births.first)
+        if moved:
+            path, outside, packed = moved(path), moved(outside), moved(packed)
         graph = Graph.unpacked(packed)
         put_in(graph, room)
-        self.observe(start_frame)
-        births = self._births
-        resized = None if was is None else Resized(*was, Births.first_unpacked(first))
+        resized = None if was is None else Resized(*was, first)
         walk = RestoreWalk(
-            graph, births.by_place(), frames.plan_generator, foreign, owned_storages, resized
+            graph,
+            births.by_place(),
+            frames.plan_generator,
+            foreign,
+            owned_storages,
+            resized,
+            moved if moved else None,
         )
+        walk.problems += [(place, "temporary path", why) for place, why in moved.gone]
         if resized is not None and FULL in resized.first:
             why = "too many to tell which of them follow from the number of ranks"
             walk.problems.append(("numbers and strings", "", why))
@@ -304,6 +321,7 @@ class Continuation:
         self._waiting = Waiting()
         births.recorded = True
         self._settings.note_first()
+        self._finalizers.note_first()
         walk = CaptureWalk(_OBSERVE_BYTES, births, frames.capture_generator, note_births=True)
         try:
             frames.encode_path(walk, start_frame)

@@ -23,6 +23,7 @@ from itertools import islice
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from reft._state.own import is_own
 from reft._state.raw import bytes_of
 
 from .rng import is_random, object_state
@@ -192,8 +193,13 @@ class Fingerprint:
             return contents
         if kind is MethodType:
             return [value.__func__.__qualname__, self._look(value.__self__, depth + 1)]
+        if kind is FunctionType and is_own(value.__module__):
+            return [id(value), *self._kept_by(value, depth)]
         if isinstance(value, (FunctionType, BuiltinFunctionType, ModuleType, type)):
             return id(value)
+        if kind is functools.partial:
+            parts = [value.func, *value.args, *value.keywords.values()]
+            return [kind.__qualname__, *self._all("parts", parts, depth)]
         if depth and kind is _LOCK:
             return kind.__qualname__  # another thread may hold it for a moment
         if (probe := _probe_of(kind)) is not None:
@@ -217,6 +223,18 @@ class Fingerprint:
                 self._left -= 1
             found.append(self._look(item, depth + 1))
         return found
+
+    def _kept_by(self, function: FunctionType, depth: int) -> list[Any]:
+        """What a function of the script's keeps between its calls."""
+        kept: list[Any] = []
+        for cell in function.__closure__ or ():
+            try:
+                kept.append(cell.cell_contents)
+            except ValueError:
+                kept.append(None)  # empty
+        kept += function.__defaults__ or ()
+        kept += (function.__kwdefaults__ or {}).values()
+        return [*self._all("kept", kept, depth), *self._attributes(function, depth)]
 
     def _attributes(self, value: Any, depth: int) -> list[Any]:
         there = getattr(value, "__dict__", None)
@@ -445,6 +463,8 @@ def _find_probe(kind: type) -> Callable[[Any], Any] | None:
         return lambda value: bytes(memoryview(value).cast("B")[:_WHOLE_BYTES])
     if (module, name) == ("contextvars", "ContextVar"):
         return lambda value: value.get(None)
+    if (module, name) == ("contextvars", "Context"):
+        return lambda value: {one: id(there) for one, there in value.items()}
     if (module, name) == ("decimal", "Context"):
         return repr
     if kind is _LOCK:

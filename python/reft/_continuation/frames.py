@@ -46,6 +46,7 @@ from .nodes import (
     KEEP,
     MISSING,
     UNBOUND,
+    Refusal,
     Stray,
     function_in,
     index_of,
@@ -79,8 +80,12 @@ _RETURNED = "<returned>"
 _LATER = "did not exist in the first iteration: a resume would refuse the place in the loop"
 
 
-class FrameMismatch(Exception):
+class FrameMismatch(Refusal):
     """The restarted script stands elsewhere than the captured one; the message says why."""
+
+
+class OtherCode(FrameMismatch):
+    """The script was edited."""
 
 
 Path = list[tuple[FrameType, bool, FrameType | None]]
@@ -519,7 +524,7 @@ def compare_paths(path: list[dict[str, Any]], live: Path) -> None:
 def _compare_code(record: dict[str, Any], frame: Any) -> str:
     where = f"{record['file']}:{record['line']} {record['name']}"
     if analyse(frame.f_code).digest != record["digest"]:
-        raise FrameMismatch(f"{where}: the code has changed")
+        raise OtherCode(f"{where}: the code has changed")
     return where
 
 

@@ -13,6 +13,7 @@ Threads: any. Errors: `pickle.UnpicklingError` for packed nodes that this versio
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pickle
 import sys
@@ -75,7 +76,11 @@ def handle_in(encoded: Any) -> Any:
     return MISSING
 
 
-class Stray(Exception):
+class Refusal(Exception):
+    """The place in the loop cannot be put back."""
+
+
+class Stray(Refusal):
     """The loop cannot do without a node that has no live counterpart; nothing was written."""
 
 
@@ -251,12 +256,14 @@ def name_of_key(key: Any, position: int) -> str:
 
 
 def function_in(member: Any) -> Any:
-    """The function behind a method, class method or property.
+    """The function behind a method, class method, partial method or property.
 
     Objects of the script's own are not asked: they may answer anything.
     """
     if isinstance(member, (classmethod, staticmethod, MethodType)):
         return member.__func__
+    if type(member) is functools.partialmethod:
+        return function_in(member.func)
     return member.fget if isinstance(member, property) else member
 
 

@@ -25,6 +25,7 @@ from .foreign import slot_names
 from .kinds.functions import BoundBuiltin, Method
 from .kinds.objects import Lost, Owned
 from .kinds.table import rule_of
+from .kinds.temporaries import Moved
 from .kinds.tensors import Array, Tensor
 from .memory import Memory
 from .nodes import (
@@ -35,6 +36,7 @@ from .nodes import (
     Graph,
     Named,
     Node,
+    Refusal,
     Report,
     find_type,
     handle_in,
@@ -60,12 +62,14 @@ class RestoreWalk:
         foreign: The nodes are another rank's: what is called a rank keeps its live value.
         owned_storages: As of `CaptureWalk`, of this process.
         resized: Set if another number of ranks goes on.
+        moved: Set if temporary places of the process before are gone.
 
     Attributes:
         graph: What was captured.
         problems: What cannot be put back.
         is_foreign: As `foreign`.
         resized: As `resized`.
+        moved: As `moved`.
         memory: Places the tensors and arrays.
         contents: Writes to objects.
         positions: Writes that need the objects' contents.
@@ -81,6 +85,7 @@ class RestoreWalk:
         foreign: bool = False,
         owned_storages: frozenset[int] = frozenset(),
         resized: Resized | None = None,
+        moved: Moved | None = None,
     ) -> None:
         self.graph = graph
         self.problems: Report = []
@@ -96,7 +101,7 @@ class RestoreWalk:
         self.memory = Memory(in_memory, self._lasting, owned_storages)
         self._born = born
         self._plan_generator = plan_generator
-        self.is_foreign, self.resized = foreign, resized
+        self.is_foreign, self.resized, self.moved = foreign, resized, moved
         self._handles: frozenset[int] | None = None
         # Ids of live objects that are written where they stand: parts of modules and loaders.
         self._fixed: set[int] = set()
@@ -119,6 +124,8 @@ class RestoreWalk:
             return KEEP if self._follows_from_ranks(encoded, live, place) else encoded
         number = handle_in(encoded)
         if number is not MISSING:
+            if self._follows_from_ranks(number, live, place):
+                return KEEP  # it only happened to have a descriptor's number
             # A counter may only have happened to have a descriptor's number: then what is live is
             # none.
             if self._handles is None:
@@ -136,7 +143,17 @@ class RestoreWalk:
         if self.resized is not None and birth is not None:
             place = birth  # as what was there at first is named
         at = At(index, birth, self.graph.types[index], place)
-        result = self.graph.nodes[index].restore(at, live, self)
+        node = self.graph.nodes[index]
+        try:
+            result = node.restore(at, live, self)
+        except Refusal:
+            raise
+        except Exception as error:
+            if node.is_position:
+                raise
+            # A user's class may do anything when an object of it is made. The others are still
+            # worth having.
+            result = self.problem(at, f"cannot make it: {type(error).__name__}: {error}")
         self._done[index] = result
         return result
 
@@ -195,6 +212,7 @@ class RestoreWalk:
         now."""
         self._done.clear()
         self._alive.clear()
+        self._born.clear()
         for writes in (self.contents, self.positions, self._last, self._afterwards):
             writes.clear()
         for at, referent in self._made_weak:
@@ -347,7 +365,9 @@ class RestoreWalk:
         """Puts back what hooks keep; which ones there are is left to the restarted script."""
         live = dict(there)
         for name, item in saved:
-            if name in live:
+            if item == UNBOUND:
+                why = "removed after the first step" if live.pop(name, None) is not None else ""
+            elif name in live:
                 hook = live.pop(name)
                 value = self.resolve(item, hook, f"{place}.{name}")
                 why = "" if value is KEEP or value is hook else "replaced after the first step"
@@ -356,7 +376,8 @@ class RestoreWalk:
             if why:
                 self.problems.append((f"{place}.{name}", "hook", why))
         for name in live:
-            self.problems.append((f"{place}.{name}", "hook", "removed after the first step"))
+            if not name.startswith(hooks.ON_NODE):  # a node that ends with its iteration
+                self.problems.append((f"{place}.{name}", "hook", "removed after the first step"))
 
     def room_for(self, at: At, node: Tensor | Array, live: Any) -> Any:
         """Returns the live tensor or array that a node is put into; None if it is made anew."""

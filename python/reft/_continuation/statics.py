@@ -15,6 +15,7 @@ Threads: the training thread. Errors: none of its own; what cannot be captured o
 
 from __future__ import annotations
 
+import builtins
 import enum
 import gc
 import os
@@ -23,36 +24,49 @@ import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Mapping
-from functools import partial
+from functools import cached_property, partial, partialmethod, singledispatchmethod
 from operator import is_not
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from reft._state.own import is_made, is_own
 
-from . import attachments, hooks
+from . import attachments, hooks, registries
 from .births import is_light
 from .bytecode import attributes_set, reads_in, special_names
 from .capture_walk import CaptureWalk
 from .kinds.functions import has_state
 from .kinds.objects import encode_hooks
-from .nodes import ATOMS, KEEP, MISSING, UNBOUND, function_in, is_pythons, type_name
+from .nodes import (
+    ATOMS,
+    KEEP,
+    MISSING,
+    UNBOUND,
+    function_in,
+    is_pythons,
+    plain_key,
+    type_name,
+)
+from .registries import Registries
 from .restore_walk import RestoreWalk
 
 _MOST_MODULES = 256
 _TORCH = "torch"  # in reports
-_TORCH_HOOKS = "<hooks of torch>"  # as no module is called
+_HOOKS_OF = "<hooks> of "  # and the package: as no module is called
+_REGISTERED = "<registered>"
 _BESIDE = "runs at the same time: its variables, and batches that it holds, are not restored"
 _MAIN_PREFIX = "__main__:"
 _MOST_CHARS = 1024  # of a string of the main module
 _DYNAMOS = ("__compiled_fn_", "__resume_at_")  # names of globals that torch.compile makes
 _SWITCHED = "another one than after the first step, and reft does not put such an attribute back"
 _FINAL = frozenset({"_fields_", "_pack_", "_anonymous_"})  # of a structure of ctypes
-_CONTAINERS = frozenset({list, dict, set, tuple, deque})
+# What `enum` keeps of a member. `_value_` is a script's, too, if it can change.
+_ENUMS = frozenset({"_value_", "_name_", "_sort_order_", "__objclass__", "_inverted_"})
 # With these, a script reaches globals whose names its code does not mention.
 _BY_TEXT = frozenset(
     {"globals", "locals", "eval", "exec", "sys.modules", "import __main__", ".__globals__"}
 )
+_BUILTINS = frozenset(vars(builtins))  # before the script adds others
 _HASHED = "its results for text and bytes are others in each process: set PYTHONHASHSEED=0"
 HASHES_DIFFER = not os.environ.get("PYTHONHASHSEED", "").isdecimal()
 _STATELESS = (ModuleType, BuiltinFunctionType, FunctionType, type)
@@ -97,12 +111,15 @@ class _Names:
             return
         is_first = not self._known
         self._size = len(namespace)
+        members = namespace.get("_member_map_") if is_class else None  # of an enumeration
         for name, value in list(namespace.items()):
             if name in self._known or (
                 _is_special(name) and not (name in special and _is_data(name, value))
             ):
                 continue
             if name.startswith("_abc_" if is_class else _DYNAMOS) or (is_class and name in _FINAL):
+                continue
+            if members is not None and (name in members or _is_enums(name)):
                 continue
             self._known.add(name)
             # A class or module that the script has made has no other name to be found by.
@@ -126,6 +143,7 @@ class _Module:
     __slots__ = (
         "_enums",
         "_enums_size",
+        "_members_names",
         "classes",
         "foreign",
         "functions",
@@ -147,8 +165,12 @@ class _Module:
         self.classes: list[_Class] = []
         self.functions: list[tuple[str, FunctionType]] = []
         self._enums: list[tuple[str, enum.Enum]] = []
-        self._enums_size = -1
-        self.members: list[tuple[str, enum.Enum]] = []  # that have attributes
+        self._enums_size = -1, 0
+        self._members_names: dict[str, dict[str, None]] = (
+            {} if before is None else before._members_names
+        )
+        # Members of enumerations that have attributes of the script's, and the names of these.
+        self.members: list[tuple[str, enum.Enum, dict[str, None]]] = []
         known = {} if before is None else {id(one.kind): one for one in before.classes}
         for key, value in list(namespace.items()):
             if isinstance(value, type) and value.__module__ == name and key == value.__qualname__:
@@ -165,11 +187,19 @@ class _Module:
         self.foreign = _foreign_attributes(namespace, codes)
 
     def look_at_members(self) -> None:
-        """Notes which members of enumerations have attributes that the script has given them."""
+        """Notes which members of enumerations have attributes that the script has given them.
+        Names that are gone stay: what is deleted is deleted in the restarted script, too."""
         size = sum([len(vars(member)) for _, member in self._enums])
-        if size != self._enums_size:
-            self._enums_size = size
-            self.members = [(key, one) for key, one in self._enums if any(map(_is_public, vars(one)))]
+        gone = sum([name not in vars(one) for _, one, names in self.members for name in names])
+        if (size, gone) == self._enums_size:  # one that is gone may have another in its place
+            return
+        self._enums_size = size, gone
+        known = self._members_names
+        for key, member in self._enums:
+            for name, value in vars(member).items():
+                if name not in _ENUMS or (name == "_value_" and not plain_key(value)):
+                    known.setdefault(key, {})[name] = None
+        self.members = [(key, one, known[key]) for key, one in self._enums if key in known]
 
     def still_has(self, key: str, function: FunctionType) -> bool:
         """Whether a function is still what its name means: one that a loop defines anew is not."""
@@ -179,7 +209,6 @@ class _Module:
         if issubclass(kind, enum.Enum):
             named = kind.__members__.items()
             self._enums += [(f"{kind.__qualname__}.{key}", member) for key, member in named]
-            return
         self.classes.append(known.get(id(kind)) or _Class(kind))
         self.functions += [(f"{kind.__qualname__}.{key}", one) for key, one in _functions_of(kind)]
         for key, value in list(vars(kind).items()):
@@ -223,12 +252,20 @@ class _Made:
 
 def _functions_of(kind: type) -> list[tuple[str, FunctionType]]:
     """The functions behind a class's own methods and properties, by name."""
-    found = [(key, function_in(value)) for key, value in list(vars(kind).items())]
-    return [
-        (key, one)
-        for key, one in found
-        if isinstance(one, FunctionType) and (not _is_special(key) or key in _SPECIAL)
-    ]
+    found: list[tuple[str, Any]] = []
+    for key, value in list(vars(kind).items()):
+        if _is_special(key) and key not in _SPECIAL:
+            continue
+        if isinstance(value, property):
+            found += [(key, value.fget), (f"{key}.fset", value.fset), (f"{key}.fdel", value.fdel)]
+        elif isinstance(value, cached_property):
+            found.append((key, value.func))
+        elif isinstance(value, singledispatchmethod):
+            registered = value.dispatcher.registry.items()
+            found += [(f"{key}.{type_name(first)}", one) for first, one in registered]
+        else:
+            found.append((key, function_in(value)))
+    return [(key, one) for key, one in found if isinstance(one, FunctionType)]
 
 
 def _made_classes() -> dict[str, list[_Made]]:
@@ -268,6 +305,7 @@ class Statics:
     def __init__(self) -> None:
         self._known: list[_Module] = []
         self._made: dict[str, list[_Made]] = {}
+        self._registries = Registries()
         self._count = -1  # of all modules that were imported then
 
     def capture(self, walk: CaptureWalk) -> list[tuple[str, Named, list[tuple[str, Named]], Named]]:
@@ -321,19 +359,26 @@ class Statics:
                         if has_state(function, walk)
                     ]
                 module.look_at_members()
-                for key, member in module.members:
-                    place = f"{name}:{key}."
-                    kept = [one for one in vars(member).items() if _is_public(one[0])]
+                for key, member, kept in module.members:
+                    place, held = f"{name}:{key}.", vars(member)
                     attributes = []
-                    for attribute, value in kept:
+                    for attribute in kept:
+                        value = held.get(attribute, MISSING)
                         _capture_value(walk, attribute, value, place, attributes)
                     if attributes:
                         classes.append((key, attributes))
                 if names or classes or functions:
                     found.append((name, names, classes, functions))
             found += _capture_foreign(walk, modules)
-            if there := hooks.of_all():
-                found.append((_TORCH_HOOKS, [], [], encode_hooks(there, _TORCH, 0, walk)))
+            for package, there in hooks.of_all(walk.note_births).items():
+                encoded = encode_hooks(there, package, 0, walk) if there else []
+                if package == _TORCH:
+                    encoded += [(name, UNBOUND) for name in hooks.gone()]
+                if encoded:
+                    found.append((_HOOKS_OF + package, [], [], encoded))
+            if there := self._registries.own():
+                registered = encode_hooks(there, registries.PLACE, 0, walk)
+                found.append((_REGISTERED, [], [], registered))
         return found
 
     def forget(self) -> None:
@@ -354,8 +399,12 @@ class Statics:
     ) -> None:
         """Plans the writes that give own modules, classes and functions what `capture` took."""
         for name, names, classes, functions in captured:
-            if name == _TORCH_HOOKS:
-                walk.put_hooks(functions, hooks.of_all(), _TORCH)
+            if name.startswith(_HOOKS_OF):
+                package = name.removeprefix(_HOOKS_OF)
+                walk.put_hooks(functions, hooks.of_all().get(package, []), package)
+                continue
+            if name == _REGISTERED:
+                walk.put_hooks(functions, self._registries.own(), registries.PLACE)
                 continue
             module = sys.modules.get(name)
             if module is None:
@@ -505,6 +554,8 @@ def _is_descriptor(value: Any) -> bool:
     """Whether it is a property, a class method and the like. Those of the script's own classes may
     hold values."""
     kind = type(value)
+    if kind is partialmethod:
+        return all(type(part) in ATOMS for part in (*value.args, *value.keywords.values()))
     return kind is not FunctionType and hasattr(kind, "__get__") and not is_own(kind.__module__)
 
 
@@ -513,12 +564,16 @@ def _capture_foreign(
 ) -> list[tuple[str, Named, list[tuple[str, Named]], Named]]:
     """Captures what own modules set in modules that are not the script's (`sys.steps = 1`)."""
     found: dict[str, Named] = {}
-    for name, attribute in dict.fromkeys(one for module in modules for one in module.foreign):
+    wanted = dict.fromkeys(one for module in modules for one in module.foreign)
+    there = vars(builtins)
+    if len(there) != len(_BUILTINS):  # in all modules, names may mean what is there
+        added = [name for name in there if name not in _BUILTINS and not _is_special(name)]
+        kept = [name for name in added if name != "_" and attachments.is_kept(there[name])]
+        wanted.update(dict.fromkeys(("builtins", name) for name in kept))
+    for name, attribute in wanted:
         other = sys.modules.get(name)
         value = MISSING if other is None else vars(other).get(attribute, MISSING)
-        if value is MISSING or _is_value(value):
-            named = found.setdefault(name, [])
-            _capture_value(walk, attribute, value, f"{name}:", named)
+        _capture_value(walk, attribute, value, f"{name}:", found.setdefault(name, []))
     return [(name, named, [], []) for name, named in found.items() if named]
 
 
@@ -543,7 +598,7 @@ def _foreign_attributes(
     found: list[tuple[str, str]] = []
     for key, attribute in sorted(frozenset[tuple[str, str]]().union(*map(attributes_set, codes))):
         imported = key.removeprefix("import ")
-        other = namespace.get(key) if imported == key else sys.modules.get(imported)
+        other = _module_of(imported, sys.modules if imported != key else namespace)
         if (
             isinstance(other, ModuleType)
             and sys.modules.get(other.__name__) is other
@@ -554,6 +609,20 @@ def _foreign_attributes(
     return found
 
 
+def _module_of(name: str, namespace: Mapping[str, Any]) -> Any:
+    """What a name with dots means, if all that it leads through are modules."""
+    for end in range(len(name), 0, -1):
+        if end < len(name) and name[end] != ".":
+            continue
+        value: Any = namespace.get(name[:end], MISSING)
+        if value is MISSING:
+            continue
+        for part in name[end + 1 :].split(".") if end < len(name) else ():
+            value = vars(value).get(part) if isinstance(value, ModuleType) else None
+        return value
+    return None
+
+
 def _set(walk: RestoreWalk, where: str, kind: Any, key: str, value: Any) -> None:
     try:
         setattr(kind, key, value)
@@ -561,22 +630,22 @@ def _set(walk: RestoreWalk, where: str, kind: Any, key: str, value: Any) -> None
         walk.problems.append((where, type(error).__name__, str(error)))
 
 
-def _is_public(name: str) -> bool:
-    return not name.startswith("_")
-
-
-def _is_value(value: Any) -> bool:
-    """Whether an attribute of a module of others is one that may be captured."""
-    kind = type(value)
-    return kind in ATOMS or (kind in _CONTAINERS and attachments.is_kept(value))
+def _is_enums(name: str) -> bool:
+    """Whether a name with one underscore on both sides is one that `enum` keeps for itself."""
+    return name.startswith("_") and name.endswith("_")
 
 
 def _find(module: ModuleType, qualname: str) -> Any:
     value: Any = module
-    for part in qualname.split("."):
-        if isinstance(value, type) and issubclass(value, enum.Enum):
-            value = value.__members__.get(part, MISSING)
-            continue
+    parts = qualname.split(".")
+    for i, part in enumerate(parts):
+        if isinstance(value, type):
+            function = dict(_functions_of(value)).get(".".join(parts[i:]))
+            if function is not None:
+                return function
+            if issubclass(value, enum.Enum) and part in value.__members__:
+                value = value.__members__[part]
+                continue
         value = vars(value).get(part, MISSING) if hasattr(value, "__dict__") else MISSING
         if value is MISSING:
             return MISSING

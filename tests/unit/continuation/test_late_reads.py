@@ -182,15 +182,29 @@ def test_attributes_that_code_sets_are_found() -> None:
         sys.steps = 1  # type: ignore[attr-defined]
         functools.total += 2  # type: ignore[attr-defined]
         textwrap.x.y = 3  # type: ignore[attr-defined]
+        setattr(sys, "rounds", 3)  # noqa: B010
         print(sys.argv)
 
     def local() -> None:
         import collections
+        import os.path
+        import xml.etree.ElementTree as tree
+        from concurrent import futures as later
 
         collections.count = 4  # type: ignore[attr-defined]
+        os.path.count = 5  # type: ignore[attr-defined]
+        tree.count = 6  # type: ignore[attr-defined]
+        later.count += 7  # type: ignore[attr-defined]
 
-    assert attributes_set(code_of(plain)) == {("sys", "steps"), ("functools", "total")}
-    assert attributes_set(code_of(local)) == {("import collections", "count")}
+    assert attributes_set(code_of(plain)) == {
+        *(("sys", "steps"), ("functools", "total"), ("textwrap.x", "y"), ("sys", "rounds"))
+    }
+    assert attributes_set(code_of(local)) == {
+        ("import collections", "count"),
+        ("import os.path", "count"),
+        ("import xml.etree.ElementTree", "count"),
+        ("import concurrent.futures", "count"),
+    }
 
 
 def test_strings_name_globals_only_where_code_looks_them_up() -> None:

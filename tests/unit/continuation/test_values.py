@@ -886,9 +886,8 @@ main()
 
 def test_a_file_that_is_read_and_written_is_named_unless_it_is_at_its_end(run_script: Run) -> None:
     script = """
-import tempfile
 def main():
-    log, both = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")
+    log, both = open(probe.__file__ + ".log", "w+"), open(probe.__file__ + ".both", "w+")
     both.write("12345678")
     both.seek(0)
     for step in range(5):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import re
 import sys
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from reft._state import names
@@ -131,6 +132,8 @@ class Pickled(Node):
         if type(value).__module__.partition(".")[0] not in _CONSTANT_MODULES:
             return cls(plain.dumps(value, names.VALUES))
         known = _pickles.get(id(value))
+        if walk.note_births and isinstance(value, PurePath):
+            walk.births.note_first(str(value), place)  # it may be a temporary one
         if known is None or known[0] is not value:
             if len(_pickles) >= _MAX_PICKLES:
                 _pickles.clear()
@@ -138,7 +141,8 @@ class Pickled(Node):
         return cls(known[1])
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
-        return plain.loads(self.data, names.VALUES, names.ARRAYS, names.MASKED_ARRAYS)
+        value = plain.loads(self.data, names.VALUES, names.ARRAYS, names.MASKED_ARRAYS)
+        return value if walk.moved is None else walk.moved.path(value)
 
     def is_made_anew(self) -> bool:
         return True

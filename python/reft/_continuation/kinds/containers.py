@@ -336,6 +336,8 @@ class ByteArray(Node):
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
         if not walk.take(len(value)):
             return walk.no_room(value, place, len(value))
+        if value and not walk.note_births:
+            walk.note_buffer(value, place)
         return cls(bytes(value))
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:

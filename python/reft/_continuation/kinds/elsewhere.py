@@ -1,5 +1,5 @@
-"""Objects that lead to state of another process: they are named, because a snapshot has no part of
-that state.
+"""Objects that lead to state of another process, or that ranks share: they are named, because a
+snapshot has no part of that state.
 
 Threads: the training thread. Errors: none.
 """
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _OTHER_END = "what its other end keeps is not restored"
 _RUNNING = "the state of a process that it runs is not restored"
+_STORED = "what the script keeps in a store is not restored"
 _WHY = {
     ("multiprocessing.managers", "BaseProxy"): "what the manager's process keeps is not restored",
     ("multiprocessing.shared_memory", "ShareableList"): "memory that processes share is not"
@@ -27,6 +28,7 @@ _WHY = {
     ("unittest.mock", "NonCallableMock"): "the calls that a mock has seen are not restored",
     ("subprocess", "Popen"): _RUNNING,
     ("multiprocessing.process", "BaseProcess"): _RUNNING,
+    ("torch.distributed", "Store"): _STORED,
 }
 
 
@@ -37,9 +39,12 @@ def leads_elsewhere(kind: type) -> bool:
 def capture(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
     key = _key_of(type(value))
     assert key is not None
-    if walk.note_births or (_WHY[key] == _RUNNING and not _runs(value)):
+    why = _WHY[key]
+    if walk.note_births or (why == _RUNNING and not _runs(value)):
         return OWNED
-    return walk.lost(place, type_name(type(value)), _WHY[key])
+    if why == _STORED and _is_of_groups(value):
+        return OWNED
+    return walk.lost(place, type_name(type(value)), why)
 
 
 def _key_of(kind: type) -> tuple[str, str] | None:
@@ -61,3 +66,17 @@ def _runs(process: Any) -> bool:
     except OSError:  # of another parent, as with a fork server, or reaped
         return os.path.exists(f"/proc/{pid}")
     return ended is None
+
+
+def _is_of_groups(store: Any) -> bool:
+    """Whether process groups use a store: what they keep there is of this process."""
+    c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
+    groups = [one for _, one in c10d._world.pg_map.values()]
+    return any(_behind(one) is _behind(store) for one in groups)
+
+
+def _behind(store: Any) -> Any:
+    """The store that a prefix leads to."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..nodes import MISSING, At, Node, kind, type_name
 from .objects import OWNED
+from .temporaries import capture_without_name, has_no_name
 
 if TYPE_CHECKING:
     from ..capture_walk import CaptureWalk
@@ -27,10 +28,14 @@ class File(Node):
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
-        if walk.note_births or value.closed:
+        if value.closed:
+            return OWNED
+        writable = value.writable()
+        if writable and has_no_name(value):
+            return capture_without_name(value, place, walk)
+        if walk.note_births:
             return OWNED
         name = type_name(type(value))
-        writable = value.writable()
         if writable and walk.births.place(value) is None:
             why = "opened for writing after the first step: a restarted script has another one open"
             return walk.lost(place, name, why)

@@ -6,6 +6,7 @@ Threads: the training thread. Errors: none; what cannot be put back is reported 
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from ..nodes import (
     kind,
     type_name,
 )
-from .objects import OWNED
+from .objects import OWNED, capture_foreign
 
 if TYPE_CHECKING:
     from ..capture_walk import CaptureWalk
@@ -46,6 +47,14 @@ def is_foreign(root: str) -> bool:
     )
 
 
+def _is_of_package(function: FunctionType) -> bool:
+    """Says whether a function is not looked into. One of the script's that `functools.wraps` calls
+    after a package's, which it replaces there, is."""
+    if not is_foreign((function.__module__ or "").partition(".")[0]):
+        return False
+    return is_foreign(str(function.__globals__.get("__name__")).partition(".")[0])
+
+
 @kind
 class Function(Node):
     """A function that keeps something between its calls."""
@@ -59,7 +68,7 @@ class Function(Node):
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
-        if is_foreign((value.__module__ or "").partition(".")[0]) or not has_state(value, walk):
+        if _is_of_package(value) or not has_state(value, walk):
             return NamedObject.capture(value, place, depth, walk)
         cells: list[Any] = []
         closure = value.__closure__ or ()
@@ -316,6 +325,46 @@ class Partial(Node):
         return target
 
 
+@kind
+class Ufunc(Node):
+    """A function of arrays that `numpy.frompyfunc` has made of a function in Python."""
+
+    func: Any
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        func = _called_by(value)
+        if func is None:
+            return capture_foreign(value, place, depth, walk)
+        if walk.note_births:
+            walk.births.pin(value, place)
+        return cls(walk.encode(func, f"{place}<ufunc>", depth + 1))
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        for candidate in (walk.born(at.birth), live):
+            if type_name(type(candidate)) != at.type_name:
+                continue
+            there = _called_by(candidate)
+            if there is None:
+                continue
+            func = walk.resolve(self.func, there, f"{at.place}<ufunc>")
+            if func is KEEP or func is there:
+                walk.stands(at, candidate)
+                return candidate
+        return walk.problem(at, "made after the first step")
+
+    def needs_live(self, type_name: str) -> bool:
+        return True
+
+
+def _called_by(ufunc: Any) -> Any:
+    """What a ufunc of `numpy.frompyfunc` calls; None for one that is written in C."""
+    if not ufunc.__name__.endswith(" (vectorized)"):
+        return None
+    held = [item for item in gc.get_referents(ufunc) if callable(item)]
+    return held[0] if len(held) == 1 else None
+
+
 def has_state(function: FunctionType, walk: CaptureWalk | RestoreWalk, depth: int = 0) -> bool:
     """Says whether a function keeps anything between its calls.
 
@@ -347,7 +396,7 @@ def _may_change(item: Any, walk: CaptureWalk | RestoreWalk, depth: int) -> bool:
     if kind in ATOMS or kind is frozenset or issubclass(kind, type):
         return False
     if kind is FunctionType:
-        foreign = is_foreign((item.__module__ or "").partition(".")[0])
+        foreign = _is_of_package(item)
         return not foreign and depth < _MOST_DEPTH and has_state(item, walk, depth + 1)
     if issubclass(kind, BuiltinFunctionType):
         return is_bound(item)

@@ -13,6 +13,7 @@ import io
 import logging
 import re
 import sys
+import tempfile
 import threading
 import weakref
 from collections import deque
@@ -55,6 +56,7 @@ from . import (
     objects,
     randoms,
     tables,
+    temporaries,
     tensors,
     wrappers,
 )
@@ -196,9 +198,14 @@ _RULES: tuple[Rule, ...] = (
     Rule(_is(MethodType), functions.Method.capture, is_born=False),
     Rule(_is(MethodWrapperType), functions.capture_bound),
     Rule(_is(functools.partial), functions.Partial.capture, is_born=False),
+    Rule(_is(functools.partialmethod), objects.Instance.capture),
     Rule(_is(threading.Event), objects.Event.capture),
     Rule(_extends(threading.local), holders.ThreadLocal.capture),
     Rule(_is(contextvars.ContextVar), holders.ContextValue.capture),
+    Rule(_is(contextvars.Context), holders.Context.capture),
+    Rule(_named("decimal", "Context"), holders.DecimalContext.capture),
+    Rule(_named("decimal", "ContextManager"), holders.capture_block, is_left_alone=True),
+    Rule(_is(logging.LoggerAdapter), objects.Instance.capture),
     Rule(holders.is_shared_numbers, holders.SharedNumbers.capture),
     Rule(_is(ModuleType), wrappers.capture_module, is_left_alone=True),
     Rule(
@@ -215,7 +222,10 @@ _RULES: tuple[Rule, ...] = (
     Rule(_extends(BaseException), wrappers.Raised.capture),
     Rule(_extends(*_OWNED), objects.Owned.capture, is_left_alone=True),
     Rule(_is(io.BytesIO, io.StringIO), files.Buffer.capture),
+    Rule(_extends(tempfile.SpooledTemporaryFile), temporaries.Spooled.capture),
     Rule(_extends(io.IOBase), files.File.capture),
+    Rule(_extends(tempfile.TemporaryDirectory), temporaries.TemporaryDirectory.capture),
+    Rule(_named("tempfile", "_TemporaryFileWrapper"), temporaries.capture_file),
     Rule(_named("concurrent.futures._base", "Future"), files.capture_future),
     Rule(_is_queue, files.capture_queue),
     Rule(elsewhere.leads_elsewhere, elsewhere.capture, is_left_alone=True),
@@ -265,6 +275,7 @@ _RULES: tuple[Rule, ...] = (
     Rule(_torch_extends("amp.GradScaler"), modules.capture_scaler),
     # NumPy
     Rule(_is_array, tensors.Array.capture),
+    Rule(_numpy_is("ufunc"), functions.Ufunc.capture),
     Rule(_numpy_is("memmap"), tensors.capture_mapped),
     Rule(_numpy_is("ma.MaskedArray"), tensors.capture_masked),
     Rule(_numpy_is("random.SeedSequence"), randoms.SeedSequence.capture),

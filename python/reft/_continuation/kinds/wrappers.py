@@ -14,7 +14,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from types import MappingProxyType
+from types import GetSetDescriptorType, MappingProxyType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 
 from reft._state.own import is_made
@@ -27,8 +27,11 @@ if TYPE_CHECKING:
     from ..capture_walk import CaptureWalk
     from ..restore_walk import RestoreWalk
 
+_DISPATCHED = ":dispatch_cache"  # of the closure of what `singledispatch` makes
 WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
 _LATER = "holds an object made after the first step"
+_CALLS_BACK = "a weak reference with a callback that was made after the first step"
+_HEAP_TYPE = 1 << 9
 
 
 @kind
@@ -41,8 +44,8 @@ class WeakContainer(Node):
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
         is_set = isinstance(value, weakref.WeakSet)
         found = [(member, None) for member in value] if is_set else list(value.items())
-        if found and all(isinstance(key, type) for key, _ in found):
-            return OWNED  # a cache by class, as `singledispatch` has
+        if place.endswith(_DISPATCHED):
+            return OWNED if walk.note_births else Dispatched()
         if not walk.take(16 * len(found)):
             return walk.no_room(value, place, 16 * len(found))
         pairs = [
@@ -84,6 +87,25 @@ class WeakContainer(Node):
 
 
 @kind
+class Dispatched(Node):
+    """What a `functools.singledispatch` function has looked up by class: it does so again."""
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        raise NotImplementedError
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        target = walk.target(at, live)
+        if target is MISSING:
+            return walk.problem(at, "made after the first step")
+        walk.contents.append(target.clear)
+        return target
+
+    def needs_live(self, type_name: str) -> bool:
+        return True
+
+
+@kind
 class WeakReference(Node):
     """A weak reference, a weak method or a weak proxy, and what it leads to."""
 
@@ -92,7 +114,14 @@ class WeakReference(Node):
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
         there = _referent(value)
-        return OWNED if there is None else cls(walk.encode(there, f"{place}()", depth + 1))
+        if there is None:
+            return OWNED
+        if _calls_back(value):
+            if walk.note_births:
+                walk.births.pin(value, place)
+            elif walk.births.place(value) is None:
+                return walk.lost(place, type_name(type(value)), _CALLS_BACK)
+        return cls(walk.encode(there, f"{place}()", depth + 1))
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         is_same = type_name(type(live)) == at.type_name
@@ -101,11 +130,20 @@ class WeakReference(Node):
         value = walk.resolve(self.referent, known, f"{at.place}()")
         if value is KEEP or value is there:
             return live if there is not None else walk.problem(at, _LATER)
-        if is_same and getattr(live, "__callback__", None) is not None:
+        if is_same and _calls_back(live):
             return walk.problem(at, "a weak reference with a callback: leads elsewhere")
         made = _WEAK_REFERENCES[at.type_name](value)
         walk.leads_weakly(at, functools.partial(_referent, made))
         return made
+
+
+def _calls_back(reference: Any) -> bool:
+    """Whether a weak reference calls something once what it leads to has gone."""
+    callback: Any = getattr(reference, "__callback__", None)
+    if isinstance(reference, weakref.WeakMethod):  # has one of its own, which calls the script's
+        names, cells = callback.__code__.co_freevars, callback.__closure__
+        return cells[names.index("callback")].cell_contents is not None
+    return callback is not None
 
 
 def _referent(reference: Any) -> Any:
@@ -197,28 +235,72 @@ class Raised(Node):
 
     arguments: list[Any]
     attributes: Named
+    members: Named
+    """What its class keeps in C, as `errno` of an OSError."""
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
         if walk.note_births:
             walk.births.pin(value, place)
         arguments = walk.encode_all(value.args, f"{place}.args", depth)
-        return cls(arguments, walk.attributes(value, place, depth))
+        members = [
+            (name, walk.encode(member, f"{place}.{name}", depth + 1))
+            for name in _members_of(type(value))
+            if (member := _member(value, name)) is not MISSING
+        ]
+        return cls(arguments, walk.attributes(value, place, depth), members)
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         target = walk.target(at, live)
+        arguments: list[Any] | None = None
         if target is MISSING:
             found = walk.type_of(at, live)
             if found is None or not issubclass(found, BaseException):
                 return walk.problem(at, "class not found")
-            target = found.__new__(found)
+            # One of the classes in C: that of the script may want to be given something.
+            base = next(one for one in found.__mro__ if not one.__flags__ & _HEAP_TYPE)
+            if issubclass(found, BaseExceptionGroup):  # only there, it is given what it is of
+                arguments = walk.children(self.arguments, [], f"{at.place}.args")
+                if arguments is None:
+                    return walk.problem(at, _LATER)
+            target = base.__new__(found, *(arguments or ()))
         walk.stands(at, target)
-        arguments = walk.children(self.arguments, list(target.args), f"{at.place}.args")
+        if arguments is None:
+            arguments = walk.children(self.arguments, list(target.args), f"{at.place}.args")
         if arguments is None:
             return walk.problem(at, _LATER)
         walk.contents.append(functools.partial(setattr, target, "args", tuple(arguments)))
+        for name, item in self.members:
+            there = _member(target, name)
+            value = walk.resolve(item, there, f"{at.place}.{name}")
+            if value is not KEEP and value is not there:
+                walk.contents.append(functools.partial(setattr, target, name, value))
         walk.put_all_attributes(self.attributes, target, at.place)
         return target
+
+
+def _member(error: BaseException, name: str) -> Any:
+    try:
+        return getattr(error, name)
+    except (AttributeError, TypeError):  # not set yet, as some classes say it
+        return MISSING
+
+
+def _find_members(kind: type) -> tuple[str, ...]:
+    bases = [one for one in kind.__mro__ if not one.__flags__ & _HEAP_TYPE]
+    of_all = vars(BaseException)
+    return tuple(
+        name
+        for base in bases
+        for name, one in vars(base).items()
+        if name not in of_all
+        and isinstance(one, (MemberDescriptorType, GetSetDescriptorType))
+        and not (issubclass(base, BaseExceptionGroup) or name.startswith("__"))
+    )
+
+
+_members_of: Callable[[type], tuple[str, ...]] = functools.cache(_find_members)
+"""Names of what the classes in C keep that can be written, besides what any exception has."""
 
 
 @kind

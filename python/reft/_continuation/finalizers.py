@@ -1,0 +1,93 @@
+"""Finalizers (`weakref.finalize`) of a script: functions that are called once an object has gone.
+
+A restarted script has made those of its first iteration. An object that came later is made without
+its finalizer, so that is named; and what a resume discards of the restarted script's objects is no
+death that the script knows of, so their finalizers are taken off.
+
+Threads: the training thread. Errors: none.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from reft._state.own import is_own
+
+from .hooks import is_own_hook
+from .nodes import type_name
+
+if TYPE_CHECKING:
+    from .capture_walk import CaptureWalk
+
+_LATER = "registered after the first step: it would not be called in a restarted script"
+_MOST = 1 << 16
+
+Held = list[tuple["weakref.finalize[..., Any]", Any]]
+
+
+class Finalizers:
+    """Those of one process."""
+
+    def __init__(self) -> None:
+        self._seen: set[Any] = set()
+        self._newest: Any = None
+        self._later: list[Any] = []
+
+    def note_first(self) -> None:
+        """Notes which ones there are at the first program point."""
+        self._seen, self._later = set(_registry()), []
+        self._newest = _newest()
+
+    def report(self, walk: CaptureWalk) -> None:
+        """Reports those of the script that came later."""
+        newest = _newest()
+        if newest is not self._newest:
+            self._newest = newest
+            new = [one for one in list(_registry()) if one not in self._seen]
+            self._seen = {one for one in self._seen if one.alive}.union(new)
+            self._later += filter(_is_own, new)
+        if self._later:
+            self._later = [one for one in self._later if one.alive]
+            for kind in {type_name(type(one.peek()[0])) for one in self._later if one.alive}:
+                walk.lost(f"finalizer of {kind}", "weakref.finalize", _LATER)
+
+
+def held() -> Held:
+    """The script's finalizers and, so that they live on, their objects."""
+    alive = [(one, one.peek()) for one in list(_registry()) if _is_own(one)]
+    return [(one, found[0]) for one, found in alive if found is not None]
+
+
+def take_off_discarded(found: Held) -> None:
+    """Takes off the finalizers of objects that nothing but `found` holds any more. Empties it."""
+    count = -1
+    while len(found) != count:  # one may hold another one
+        count, left = len(found), []
+        while found:
+            finalizer, value = found.pop()
+            if sys.getrefcount(value) <= 2:  # `value`, and the argument
+                finalizer.detach()
+            else:
+                left.append((finalizer, value))
+            del value
+        found += left
+    found.clear()
+
+
+def _registry() -> dict[Any, Any]:
+    found: dict[Any, Any] = getattr(weakref.finalize, "_registry", {})
+    return found if len(found) < _MOST else {}
+
+
+def _newest() -> Any:
+    return next(reversed(_registry()), None)
+
+
+def _is_own(finalizer: Any) -> bool:
+    found = finalizer.peek()
+    if found is None:
+        return False
+    value, function, *_ = found
+    return is_own_hook(function) or is_own(type(value).__module__)

@@ -1,0 +1,128 @@
+"""Weak dicts by class came back as they were at first; callbacks of weak references and finalizers of
+what came later were lost; finalizers of what a resume discarded ran."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.killed import Runner
+
+BY_CLASS = """
+import functools, weakref
+class A: pass
+class B(A): pass
+uses = weakref.WeakKeyDictionary()
+
+@functools.singledispatch
+def cost(value):
+    return 0
+
+model = torch.nn.Linear(4, 2)
+opt = torch.optim.SGD(model.parameters(), lr=0.05)
+costs, b = [], B()
+for step in range(12):
+    if step == 5:
+        cost.register(A, lambda value: 1)
+    opt.zero_grad()
+    model(torch.randn(3, 4)).square().mean().backward()
+    opt.step()
+    kind = A if step % 3 else B
+    uses[kind] = uses.get(kind, 0) + 1
+    costs.append(cost(b))
+final(*model.parameters(), uses=sorted((kind.__name__, n) for kind, n in uses.items()))
+"""
+
+
+def test_a_weak_dict_by_class_comes_back(jobs: Runner) -> None:
+    jobs.same(BY_CLASS, 1, "0:8:before_seal")
+
+
+DISPATCH = """
+import functools
+@functools.singledispatch
+def cost(value):
+    return 0
+class A: pass
+class B(A): pass
+def of_a(value):
+    return 1
+
+model = torch.nn.Linear(4, 2)
+opt = torch.optim.SGD(model.parameters(), lr=0.05)
+costs, b = [], B()
+for step in range(12):
+    if step == 5:
+        cost.register(A, of_a)
+    if step in (0, 10, 11):
+        costs.append(cost(b))
+    opt.zero_grad()
+    model(torch.randn(3, 4)).square().mean().backward()
+    opt.step()
+final(*model.parameters(), costs=costs)
+"""
+
+
+def test_what_a_dispatched_function_has_looked_up_is_looked_up_again(jobs: Runner) -> None:
+    jobs.same(DISPATCH, 1, "0:8:before_seal")
+
+
+CALLBACK = """
+import collections, weakref
+class Connection: pass
+class Sink:
+    def closed(self): pass
+
+model = torch.nn.Linear(4, 2)
+opt = torch.optim.SGD(model.parameters(), lr=0.05)
+closed, live, held, sink = [], {}, [], Sink()
+for step in range(12):
+    if step == 4:
+        held.append(Connection())
+        live[step] = MADE
+    opt.zero_grad()
+    model(torch.randn(3, 4)).square().mean().backward()
+    opt.step()
+final(*model.parameters())
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "is_named"),
+    [
+        ("weakref.ref(held[-1], closed.append)", True),
+        ("weakref.WeakMethod(sink.closed, closed.append)", True),
+        ("weakref.finalize(held[-1], closed.append, step)", True),
+        ("weakref.ref(held[-1])", False),
+        ("weakref.WeakMethod(sink.closed)", False),
+    ],
+)
+def test_a_callback_that_comes_later_is_named(jobs: Runner, made: str, is_named: bool) -> None:
+    said = jobs.run(CALLBACK.replace("MADE", made), 1, "0:8:before_seal")
+    assert ("not restorable" in said) == is_named, said[-3000:]
+
+
+FINALIZER = """
+import collections, weakref
+class Slot: pass
+
+model = torch.nn.Linear(4, 2)
+opt = torch.optim.SGD(model.parameters(), lr=0.05)
+freed, held = [], collections.deque()
+for name in range(3):
+    slot = Slot()
+    weakref.finalize(slot, freed.append, name)
+    held.append(slot)
+    del slot
+for step in range(12):
+    opt.zero_grad()
+    model(torch.randn(3, 4)).square().mean().backward()
+    opt.step()
+    if step in (3, 10):
+        held.popleft()
+final(*model.parameters(), freed=freed, left=len(held))
+"""
+
+
+def test_what_a_resume_discards_has_not_died(jobs: Runner) -> None:
+    said = jobs.same(FINALIZER, 1, "0:8:before_seal")
+    assert "not restor" not in said, said[-3000:]
