@@ -13,21 +13,35 @@ Where things are:
   chooses one by an object's class. A DataLoader's position is put back in `kinds.loaders`.
 - `loader_origins`: what patches the DataLoader; `loader_parts`, `workers`: what it remembers;
   `reach`: what a loader reaches.
-- `statics`, `settings`: state outside of the frames.
+- `statics`, `settings`: state outside of the frames; `hooks`, `node_hooks`, `logger_filters`,
+  `registries`, `finalizers`: what a script has others call.
 - `late_reads`: whether a script reads gradients after the optimizer step.
 - `plain`: the closed list of names that a pickle may hold.
 """
 
 from __future__ import annotations
 
+from . import loader_origins, node_hooks
 from .comparison import Difference
 from .continuation import Continuation, RestoreReport
 from .frames import FrameMismatch, OtherCode, calls_of, lines_of
 from .late_reads import late_read
-from .loader_origins import install
 from .rng import capture_rng, restore_rng
 
 _process = Continuation()
+
+
+def install(batch_hashes: bool = False) -> None:
+    """Has DataLoader iterators remember their origin, and notes hooks on autograd's nodes from now
+    on.
+
+    Args:
+        batch_hashes: as in `loader_origins.install`.
+    """
+    node_hooks.watch()
+    loader_origins.install(batch_hashes)
+
+
 capture, observe, plan = _process.capture, _process.observe, _process.plan
 compare, place_of = _process.compare, _process.place_of
 why_not_here, leave = _process.why_not_here, _process.leave

@@ -19,7 +19,7 @@ from typing import Any
 
 from reft._state import names
 
-from . import batches, dealing, hooks, plain, workers
+from . import batches, dealing, plain, workers
 from .loader_parts import Parts, fingerprint, parts
 from .rng import capture_rng, restore_rng
 
@@ -236,7 +236,7 @@ _first_samples: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKey
 
 
 def install(batch_hashes: bool = False) -> None:
-    """Makes new DataLoader iterators remember their origin, and notes hooks on autograd nodes.
+    """Makes new DataLoader iterators remember their origin.
 
     Args:
         batch_hashes: whether iterators keep a hash of a sample of their newest batch.
@@ -247,7 +247,6 @@ def install(batch_hashes: bool = False) -> None:
     """
     global _watches_batches
     _watches_batches = batch_hashes
-    hooks.watch_nodes()
     if _originals:
         return
     from torch.utils.data import dataloader

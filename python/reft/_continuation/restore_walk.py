@@ -18,7 +18,7 @@ from typing import Any
 
 from reft._state.device_parts import contents
 
-from . import handles, hooks
+from . import handles, hooks, node_hooks
 from .births import MEMBER
 from .dealing import Resized
 from .foreign import slot_names
@@ -376,7 +376,7 @@ class RestoreWalk:
             if why:
                 self.problems.append((f"{place}.{name}", "hook", why))
         for name in live:
-            if not name.startswith(hooks.ON_NODE):  # a node that ends with its iteration
+            if not name.startswith(node_hooks.NAMED):  # a node that ends with its iteration
                 self.problems.append((f"{place}.{name}", "hook", "removed after the first step"))
 
     def room_for(self, at: At, node: Tensor | Array, live: Any) -> Any:

@@ -31,7 +31,7 @@ from typing import Any
 
 from reft._state.own import is_made, is_own
 
-from . import attachments, hooks, registries
+from . import attachments, hooks, logger_filters, node_hooks, registries
 from .births import is_light
 from .bytecode import attributes_set, reads_in, special_names
 from .capture_walk import CaptureWalk
@@ -370,10 +370,10 @@ class Statics:
                 if names or classes or functions:
                     found.append((name, names, classes, functions))
             found += _capture_foreign(walk, modules)
-            for package, there in hooks.of_all(walk.note_births).items():
+            for package, there in _hooks_of_all(walk.note_births).items():
                 encoded = encode_hooks(there, package, 0, walk) if there else []
                 if package == _TORCH:
-                    encoded += [(name, UNBOUND) for name in hooks.gone()]
+                    encoded += [(name, UNBOUND) for name in node_hooks.gone()]
                 if encoded:
                     found.append((_HOOKS_OF + package, [], [], encoded))
             if there := self._registries.own():
@@ -401,7 +401,7 @@ class Statics:
         for name, names, classes, functions in captured:
             if name.startswith(_HOOKS_OF):
                 package = name.removeprefix(_HOOKS_OF)
-                walk.put_hooks(functions, hooks.of_all().get(package, []), package)
+                walk.put_hooks(functions, _hooks_of_all().get(package, []), package)
                 continue
             if name == _REGISTERED:
                 walk.put_hooks(functions, self._registries.own(), registries.PLACE)
@@ -462,6 +462,15 @@ class Statics:
             )
             return self._known[:_MOST_MODULES]
         return self._known
+
+
+def _hooks_of_all(is_first: bool = False) -> dict[str, hooks.Hooks]:
+    """By package: hooks that hold for all modules or all optimizers, and those of autograd's nodes;
+    filters of loggers. `is_first`: this is the first program point."""
+    return {
+        _TORCH: [*hooks.of_all(), *node_hooks.of_nodes(is_first)],
+        "logging": logger_filters.of_script(),
+    }
 
 
 def report_threads(walk: CaptureWalk) -> bool:

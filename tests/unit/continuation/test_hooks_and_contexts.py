@@ -13,7 +13,7 @@ from tests.support.learning import LEARN
 
 torch = pytest.importorskip("torch")
 
-from reft._continuation import hooks  # noqa: E402
+from reft._continuation import node_hooks  # noqa: E402
 
 Run = Callable[..., Any]
 
@@ -241,19 +241,19 @@ def iterate() -> None:
 
 
 def test_a_node_that_comes_late_and_stays_counts() -> None:
-    nodes = hooks._Nodes()
+    nodes = node_hooks._Nodes()
     first, late = OrderedDict({0: iterate}), OrderedDict({1: iterate})
     nodes.add(first)
-    assert [name for name, _ in nodes.hooks(is_first=True)] == ["<hook of autograd node 0: 0>"]
+    assert [name for name, _ in nodes.of_script(is_first=True)] == ["<hook of autograd node 0: 0>"]
     nodes.add(late)
     for _ in range(2):
         iterate()
         of_iteration = OrderedDict({2: iterate})
         nodes.add(of_iteration)
-        assert len(nodes.hooks(is_first=False)) == 1
-        nodes.hooks(is_first=False)  # a second look in the same iteration
+        assert len(nodes.of_script(is_first=False)) == 1
+        nodes.of_script(is_first=False)  # a second look in the same iteration
     iterate()
-    assert [name for name, _ in nodes.hooks(is_first=False)] == [
+    assert [name for name, _ in nodes.of_script(is_first=False)] == [
         "<hook of autograd node 0: 0>",
         "<hook of autograd node 1: 0>",
     ]
@@ -270,6 +270,6 @@ def test_hooks_that_nodes_had_before_are_found() -> None:
     module.register_forward_hook(iterate)
     node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
     node.register_hook(iterate)
-    nodes = hooks._Nodes()
+    nodes = node_hooks._Nodes()
     nodes.find_earlier()
-    assert [hook for _, hook in nodes.hooks(is_first=True)] == [iterate]
+    assert [hook for _, hook in nodes.of_script(is_first=True)] == [iterate]
