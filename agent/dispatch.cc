@@ -288,6 +288,7 @@ void Dispatch::keepCopies(RankState& rank, const MeshKeep& keep) {
   }
   mesh_.keep(std::move(plan));
   gate_.expect({keep.copied.begin(), keep.copied.end()}, rank.hello.incarnation);
+  count(gate_.ready());
 }
 
 void Dispatch::fetchCopies(Connection& peer, const MeshFetch& fetch) {

@@ -9,6 +9,10 @@ void CopyGate::expect(std::set<int> ranks, uint64_t incarnation) {
   }
   ranks_ = std::move(ranks);
   incarnation_ = incarnation;
+  behind_ = behind_ && !ranks_.empty();
+  for (auto& [key, waiting] : waiting_) {
+    waiting.is_ready = waiting.is_ready || !ranks_.contains(waiting.vote.rank);
+  }
 }
 
 bool CopyGate::take(const Vote& vote, int64_t now_ns) {

@@ -32,8 +32,8 @@ class CopyGate {
 
   explicit CopyGate(int64_t patience_ns) : patience_ns_(patience_ns) {}
 
-  // The votes of these ranks of an attempt wait from now on; those that still do of another one
-  // never will be counted.
+  // The votes of these ranks of an attempt wait from now on, and those of others no longer; those
+  // that still do of another attempt never will be counted.
   void expect(std::set<int> ranks, uint64_t incarnation);
   // True: the vote has to wait, or does already.
   bool take(const Vote& vote, int64_t now_ns);

@@ -227,6 +227,9 @@ void bindRank(py::module_& module) {
       .def(
           "protect", [](Rank& self, const std::string& setting) { self.protect(setting); },
           py::arg("setting"), "From the next table on; as REFT_SNAPSHOT_PROTECTION.")
+      .def_property_readonly(
+          "exceeds_at_longest", [](const Rank& self) { return self.engine().exceedsAtLongest(); },
+          "Whether snapshots cost more than the limit on the overhead at the longest interval.")
       .def("gate", &gate)
       .def(
           "leave_out", [](Rank& self, int64_t step) { self.engine().leaveOut(step); },

@@ -226,7 +226,7 @@ MemberNodes Rank::nodesOf(const GroupInfo& group) const {
 void Rank::protect(std::string_view setting) {
   const Redundancy redundancy = redundancyNamed(setting);
   protection_ = redundancy.stored;
-  engine_->setSlotWait(slotWait(redundancy.copied));
+  engine_->protectionChanged(slotWait(redundancy.copied));
 }
 
 // A slot is in use until the agents' copies of it (agent/mesh/) are there, which may take longer

@@ -67,7 +67,7 @@ uint8_t Cadence::least(int64_t ppm, double limit_ppm) const {
   return doublings;
 }
 
-void Cadence::learn(const Overhead& overhead) {
+void Cadence::learn(const Overhead& overhead, bool is_current) {
   // What was measured under another interval than the proposed one says nothing about that yet.
   if (!overhead.known || options_.limit_ppm <= 0 || wanted_ != doublings_) {
     return;
@@ -75,7 +75,8 @@ void Cadence::learn(const Overhead& overhead) {
   const auto limit = static_cast<double>(options_.limit_ppm);
   const auto share = static_cast<double>(uint64_t{1} << doublings_);
   uint8_t wanted = doublings_;
-  if (static_cast<double>(overhead.ppm - overhead.noise_ppm) / share > limit) {
+  const bool exceeds = static_cast<double>(overhead.ppm - overhead.noise_ppm) / share > limit;
+  if (exceeds) {
     wanted = std::max(least(overhead.ppm, limit), doublings_);
   } else {
     wanted = std::min(least(overhead.ppm, limit * kWellBelow), doublings_);
@@ -85,6 +86,7 @@ void Cadence::learn(const Overhead& overhead) {
              static_cast<int64_t>(uint64_t{options_.base} << wanted)) {
     --wanted;
   }
+  exceeds_ = exceeds && is_current && wanted <= doublings_;
   wanted_ = wanted;
 }
 

@@ -51,7 +51,11 @@ class Cadence {
 
   // What the vote of this rank carries.
   uint8_t proposal() const;
-  void learn(const Overhead& overhead);
+  // `is_current`: it was measured at the interval in force.
+  void learn(const Overhead& overhead, bool is_current = true);
+  // Whether snapshots cost more than the limit at the longest interval.
+  bool exceedsAtLongest() const { return exceeds_; }
+  void forgetExcess() { exceeds_ = false; }
 
   uint64_t every() const { return uint64_t{options_.base} << doublings_; }
   // The step whose commit brought this interval, equal on all ranks; -1: none.
@@ -62,12 +66,13 @@ class Cadence {
   uint8_t least(int64_t ppm, double limit_ppm) const;
 
   CadenceOptions options_;
-  uint8_t doublings_ = 0;       // in force
-  uint8_t agreed_ = 0;          // doublings that the newest commit carried
-  int64_t agreed_at_ = -1;      // step of that commit
-  int64_t agreed_since_ = -1;   // first commit in a row that carried agreed_
-  int64_t since_ = -1;          // agreed_since_ of doublings_
-  uint8_t wanted_ = 0;          // doublings that this rank's votes carry
+  uint8_t doublings_ = 0;      // in force
+  uint8_t agreed_ = 0;         // doublings that the newest commit carried
+  int64_t agreed_at_ = -1;     // step of that commit
+  int64_t agreed_since_ = -1;  // first commit in a row that carried agreed_
+  int64_t since_ = -1;         // agreed_since_ of doublings_
+  uint8_t wanted_ = 0;         // doublings that this rank's votes carry
+  bool exceeds_ = false;
   int64_t undecided_from_ = 0;  // first step that is not decided yet
 };
 

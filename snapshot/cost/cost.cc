@@ -54,7 +54,7 @@ Cadence::Answer Cost::decide(int64_t step, bool outcomes_known) {
   control_ = answer == Cadence::Answer::kTake && measured_every_ == 1 && control_steps_.drawn(step);
   if (meter_.blocks() != blocks_learned_) {
     blocks_learned_ = meter_.blocks();
-    cadence_.learn(meter_.overhead());
+    cadence_.learn(meter_.overhead(), meter_.isCurrent());
   }
   return answer;
 }
@@ -69,6 +69,11 @@ void Cost::moveToDevices(int64_t step) {
   on_devices_ = true;
   control_steps_.lengthen(kRarerOnDevices);
   meter_.restart(control_steps_.block(step));  // the times so far were the host's
+}
+
+void Cost::restart() {
+  cadence_.forgetExcess();
+  meter_.restart(now_.block);
 }
 
 void Cost::expectReplays() {

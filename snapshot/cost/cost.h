@@ -56,6 +56,10 @@ class Cost {
   // The snapshot of `step` is the first one with regions on devices.
   void moveToDevices(int64_t step);
   bool onDevices() const { return on_devices_; }
+  // Snapshots cost something else from now on; the figures stay until there are new ones.
+  void restart();
+  // Whether they cost more than the limit at the longest interval, as measured since then.
+  bool exceedsAtLongest() const { return cadence_.exceedsAtLongest(); }
   // From now on graphs may write state on devices without a gate: nothing is measured there.
   void expectReplays();
   bool replays() const { return replays_; }

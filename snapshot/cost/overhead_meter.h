@@ -44,6 +44,8 @@ class OverheadMeter {
   void forget();
 
   const Overhead& overhead() const { return overhead_; }
+  // Whether overhead() is of what has been measured since restart().
+  bool isCurrent() const { return difference_count_ >= kFewestBlocks; }
   // Grows when overhead() may have changed.
   uint64_t blocks() const { return blocks_ended_; }
 

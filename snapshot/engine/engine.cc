@@ -165,9 +165,15 @@ bool SnapshotEngine::awaitOutcome(const std::function<bool()>& ready) {
   return ready();
 }
 
-void SnapshotEngine::setSlotWait(std::chrono::nanoseconds longest) {
+void SnapshotEngine::protectionChanged(std::chrono::nanoseconds slot_wait) {
   const MutexLock lock(mutex_);
-  slot_wait_ = longest;
+  slot_wait_ = slot_wait;
+  cost_.restart();
+}
+
+bool SnapshotEngine::exceedsAtLongest() const {
+  const MutexLock lock(mutex_);
+  return cost_.exceedsAtLongest();
 }
 
 PlanRound SnapshotEngine::planRound() const {

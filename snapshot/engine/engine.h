@@ -69,8 +69,11 @@ class SnapshotEngine {
   // Takes effect with the next capture.
   void setPolicy(PlacementPolicy policy) { policy_.store(policy); }
   PlacementPolicy policy() const { return policy_.load(); }
-  // As EngineOptions::slot_wait, from now on.
-  void setSlotWait(std::chrono::nanoseconds longest);
+  // What is stored changes: its cost is measured from here. `slot_wait`: as
+  // EngineOptions::slot_wait, from now on.
+  void protectionChanged(std::chrono::nanoseconds slot_wait);
+  // Whether snapshots cost more than the limit on the overhead at the longest interval.
+  bool exceedsAtLongest() const;
 
   // Between two ops: was anything written since the program point? Seals or drops the snapshot.
   void check();

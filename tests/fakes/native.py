@@ -105,6 +105,7 @@ class FakeEngine:
         self.tables: list[tuple[list[Any], list[Any]]] = []
         self.asks: list[bool] = []
         self.protected: list[str] = []
+        self.exceeds = False
         self.round = (-1, False)
         self.captures: list[Capture] = []
         self.results: list[str] = []
@@ -143,6 +144,10 @@ class FakeEngine:
 
     def protect(self, setting: str) -> None:
         self.protected.append(setting)
+
+    @property
+    def exceeds_at_longest(self) -> bool:
+        return self.exceeds
 
     @property
     def plan_round(self) -> tuple[int, bool]:

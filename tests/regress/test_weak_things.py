@@ -92,7 +92,9 @@ final(*model.parameters())
         ("weakref.ref(held[-1], closed.append)", True),
         ("weakref.WeakMethod(sink.closed, closed.append)", True),
         ("weakref.finalize(held[-1], closed.append, step)", True),
+        ("weakref.proxy(held[-1], closed.append)", True),
         ("weakref.ref(held[-1])", False),
+        ("weakref.proxy(held[-1])", False),
         ("weakref.WeakMethod(sink.closed)", False),
     ],
 )
@@ -102,7 +104,7 @@ def test_a_callback_that_comes_later_is_named(jobs: Runner, made: str, is_named:
 
 
 FINALIZER = """
-import collections, weakref
+import collections, gc, weakref
 class Slot: pass
 
 model = torch.nn.Linear(4, 2)
@@ -110,6 +112,7 @@ opt = torch.optim.SGD(model.parameters(), lr=0.05)
 freed, held = [], collections.deque()
 for name in range(3):
     slot = Slot()
+    CYCLE
     weakref.finalize(slot, freed.append, name)
     held.append(slot)
     del slot
@@ -119,10 +122,13 @@ for step in range(12):
     opt.step()
     if step in (3, 10):
         held.popleft()
+        COLLECT
 final(*model.parameters(), freed=freed, left=len(held))
 """
 
 
-def test_what_a_resume_discards_has_not_died(jobs: Runner) -> None:
-    said = jobs.same(FINALIZER, 1, "0:8:before_seal")
+@pytest.mark.parametrize("cycle", ["", "slot.me = slot"])
+def test_what_a_resume_discards_has_not_died(jobs: Runner, cycle: str) -> None:
+    script = FINALIZER.replace("CYCLE", cycle).replace("COLLECT", "gc.collect()" if cycle else "")
+    said = jobs.same(script, 1, "0:8:before_seal")
     assert "not restor" not in said, said[-3000:]

@@ -89,8 +89,8 @@ class Births:
         self.recorded = False
         self._first: dict[str, Any] = {}
         self._first_packed = b""
-        self.lengths: dict[str, int] = {}
-        """Bytes of temporary files, by place."""
+        self.files: dict[str, tuple[int, ...] | None] = {}
+        """How temporary files were, by place."""
         self.looks: dict[str, Fingerprint] = {}
         """What objects of packages looked like, by place."""
         self.bulky: dict[str, Bulk] = {}

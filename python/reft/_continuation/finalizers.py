@@ -9,7 +9,7 @@ Threads: the training thread. Errors: none.
 
 from __future__ import annotations
 
-import sys
+import gc
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -62,18 +62,13 @@ def held() -> Held:
 
 def take_off_discarded(found: Held) -> None:
     """Takes off the finalizers of objects that nothing but `found` holds any more. Empties it."""
-    count = -1
-    while len(found) != count:  # one may hold another one
-        count, left = len(found), []
-        while found:
-            finalizer, value = found.pop()
-            if sys.getrefcount(value) <= 2:  # `value`, and the argument
-                finalizer.detach()
-            else:
-                left.append((finalizer, value))
-            del value
-        found += left
+    if not found:
+        return
+    registry = _registry()
+    away = {one: registry.pop(one) for one, _ in found if one in registry}
     found.clear()
+    gc.collect()  # they may lie in cycles; what has no entry is not called
+    registry.update({one: entry for one, entry in away.items() if entry.weakref() is not None})
 
 
 def _registry() -> dict[Any, Any]:

@@ -7,6 +7,7 @@ Threads: the training thread. Errors: none.
 from __future__ import annotations
 
 import logging
+import weakref
 from itertools import compress
 from typing import Any
 
@@ -27,8 +28,11 @@ class _Loggers:
     def __init__(self) -> None:
         self._sizes = (-1, -1)
         self._looks = -1
-        self._known: list[tuple[str, logging.Filterer]] = []  # with what each is called
+        # With what each is called; a handler that is removed closes its file when it is freed.
+        self._known: list[tuple[str, weakref.ref[logging.Filterer]]] = []
         self._filters: list[list[Any]] = []
+        self._handlers: list[list[Any]] = []  # of each logger
+        self._handlers_known = -1
         self._free: list[str] = []  # names that are no logger's yet
         self._holders: list[Any] = []  # what has their places
 
@@ -39,30 +43,36 @@ class _Loggers:
         self._looks += 1
         if (
             sizes != self._sizes
+            or sum(map(len, self._handlers)) != self._handlers_known
             or list(map(named.get, self._free)) != self._holders
             or self._looks % _LISTS_LAST == 0
         ):
             self._sizes = sizes
             self._look([*named.items(), ("root", logging.root)])
         found: Hooks = []
-        for called, owner in compress(self._known, self._filters):
-            own = [one for one in list(owner.filters) if is_own_hook(one)]
+        for called, reference in compress(self._known, self._filters):
+            owner = reference()
+            own = [] if owner is None else list(filter(is_own_hook, list(owner.filters)))
             found += [(f"<filter {i} of {called}>", one) for i, one in enumerate(own)]
         return found
 
     def _look(self, named: list[tuple[str, Any]]) -> None:
-        self._known, self._free, self._holders = [], [], []
+        owners: list[tuple[str, logging.Filterer]] = []
+        self._free, self._holders, self._handlers = [], [], []
         for name, one in named:
             if not isinstance(one, logging.Logger):
                 self._free.append(name)
                 self._holders.append(one)
                 continue
-            self._known.append((f"logger {name}", one))
-            self._known += [
+            owners.append((f"logger {name}", one))
+            self._handlers.append(one.handlers)
+            owners += [
                 (f"handler {i} of logger {name}", handler)
                 for i, handler in enumerate(list(one.handlers))
             ]
-        self._filters = [one.filters for _, one in self._known]
+        self._handlers_known = sum(map(len, self._handlers))
+        self._filters = [one.filters for _, one in owners]
+        self._known = [(called, weakref.ref(one)) for called, one in owners]
 
 
 _loggers = _Loggers()

@@ -11,6 +11,7 @@ Threads: the training thread. Errors: none.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import weakref
@@ -51,8 +52,9 @@ def watch() -> None:
 
     def register(there: Any, hook: Any) -> Any:
         registered = original(there, hook)
-        if hooks.own_in(hook):
-            _nodes.add(registered[0])
+        with contextlib.suppress(Exception):  # the script is served
+            if hooks.own_in(hook):
+                _nodes.add(registered[0])
         return registered
 
     mixin._register_hook = staticmethod(register)
@@ -113,8 +115,10 @@ class _Nodes:
         torch: Any = sys.modules["torch"]
         found: dict[int, Any] = {}
         for one in gc.get_objects():
-            if type(one) is OrderedDict and one and all(type(key) is int for key in list(one)):
-                found[id(one)] = one
+            if type(one) is OrderedDict and one:
+                items = list(one.items())
+                if all(type(key) is int and callable(hook) for key, hook in items):
+                    found[id(one)] = one
         if not found:
             return
         holders = (torch.nn.Module, torch.optim.Optimizer)

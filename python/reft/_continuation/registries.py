@@ -5,16 +5,17 @@ their closures keep state.
 Looked at are registries of Python dicts and lists. What is registered in C++
 (`torch.library.Library.impl`), or in C, leaves nothing to look at.
 
-Threads: the training thread. Cost: the lengths of the registries at each step; their entries only
-when a length has changed. Errors: none.
+Threads: the training thread. Cost: the identities of the entries at each step; the entries only
+when these have changed. Errors: none.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -54,30 +55,39 @@ class Registries:
     """Entries of registries, as they were found last."""
 
     def __init__(self) -> None:
-        self._sizes: list[int] = []
-        self._own: list[tuple[str, Any]] = []
+        self._entries: list[list[int]] = []  # their identities, by registry
+        self._own: list[tuple[str, Callable[[], Any]]] = []  # entries, which are not kept alive
 
     def own(self) -> hooks.Hooks:
         """Gives what is the script's, by its place, the same in every process."""
         there = [_find(module, names) for module, names in _PATHS]
-        sizes = list(map(len, there))
-        if sizes != self._sizes:
-            self._sizes = sizes
+        now = [
+            list(map(id, one.values() if isinstance(one, Mapping) else one)) for one in there
+        ]
+        if now != self._entries:
+            self._entries = now
             named = zip(_REGISTRIES, there, strict=True)
             self._own = [
-                entry
+                (place, _weakly(entry))
                 for (module, name), registry in named
-                for entry in _entries(f"{module}.{name}", registry)
-                if any(True for _ in _functions(*entry, 0))
+                for place, entry in _entries(f"{module}.{name}", registry)
+                if any(True for _ in _functions(place, entry, 0))
             ]
         numbers: Counter[str] = Counter()
         found: hooks.Hooks = []
-        for entry in self._own:
-            for place, function in _functions(*entry, 0):
+        for called, entry in self._own:
+            for place, function in _functions(called, entry(), 0):
                 numbers[place] += 1
                 again = f"#{numbers[place]}" if numbers[place] > 1 else ""
                 found.append((f"{place}{again}", function))
         return found
+
+
+def _weakly(entry: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(entry)
+    except TypeError:  # a tuple
+        return lambda: entry
 
 
 def _find(module: str, names: list[str]) -> Any:

@@ -374,11 +374,10 @@ class Statics:
                 encoded = encode_hooks(there, package, 0, walk) if there else []
                 if package == _TORCH:
                     encoded += [(name, UNBOUND) for name in node_hooks.gone()]
-                if encoded:
-                    found.append((_HOOKS_OF + package, [], [], encoded))
-            if there := self._registries.own():
-                registered = encode_hooks(there, registries.PLACE, 0, walk)
-                found.append((_REGISTERED, [], [], registered))
+                found.append((_HOOKS_OF + package, [], [], encoded))  # none: what is there has come
+            there = self._registries.own()
+            registered = encode_hooks(there, registries.PLACE, 0, walk) if there else []
+            found.append((_REGISTERED, [], [], registered))
         return found
 
     def forget(self) -> None:

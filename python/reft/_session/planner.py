@@ -22,6 +22,7 @@ from reft._state.optimizers import identities, structure
 
 _MEMORY_SHARE = 0.9  # of the available memory that vaults may take without REFT_SNAPSHOT_HOST_BYTES
 _TIGHT_SHARE = 0.7  # of that, from which on the numbers are reported
+_FIXED_BYTES = 4 << 20  # of a vault, besides its slots, at most
 _SMALL_STATE_GROWTH = 2  # a slot that is too small gets so many times the size
 _FIRST = "first"  # names the plan that all ranks make when they take their first snapshot
 # A plan that this rank makes alone saves what is new as its own. That much is let through: the rest
@@ -75,7 +76,9 @@ class Planner:
         if env["snapshot_protection"] == AUTO:
             self._choice = ProtectionChoice(env, job, store)
         self._is_recomputed = is_recomputed(env["snapshot_protection"])
-        if self._is_recomputed or (self._choice is not None and self._choice.is_possible):
+        self._not_recomputed = ""
+        # What is resumed may have been saved with it.
+        if self._is_recomputed or self._choice is not None:
             recomputed.of_process.watch(job.layout.domain_of)
 
     def refresh(self, optimizers: list[torch.optim.Optimizer]) -> bool:
@@ -90,7 +93,7 @@ class Planner:
         if (
             state is not None
             and self._choice is not None
-            and self._choice.is_too_dear(self._engine.cadence)
+            and self._choice.is_too_dear(self._engine)
         ):
             self._lay_out(state, asks=True)
         if (
@@ -112,8 +115,8 @@ class Planner:
         state = self._take(optimizers)
         if self._expected is None:
             self._warn(self._agree(state, _FIRST), "")
-            self._choose(state, _FIRST)
-            self._lay_out(state, asks=False)
+            state = self._choose(state, _FIRST, optimizers)
+            self._lay_out(state, asks=self._choice is not None and self._choice.is_open)
             return
         asks = any(self._expected.get(name) != found for name, found in self._claims(state).items())
         for region in state.regions:
@@ -142,8 +145,8 @@ class Planner:
             if self._vain >= _MOST_VAIN:
                 self._share_nothing(state)
         self.waiting = False
-        self._choose(state, str(step))
-        self._lay_out(state, asks=False)
+        state = self._choose(state, str(step), optimizers)
+        self._lay_out(state, asks=self._choice is not None and self._choice.is_open)
         if parted:
             self._warn(different, f"step {step} was not committed: ", equal_before)
             if not different and self._job.rank == 0:
@@ -255,15 +258,22 @@ class Planner:
         self._shared = {r.name: _identity(r) for r in state.regions if r.ranks}
         return different
 
-    def _choose(self, state: discovery.State, plan: str) -> None:
-        """Chooses the protection with the other ranks, if the setting leaves that to them."""
+    def _choose(
+        self, state: discovery.State, plan: str, optimizers: list[torch.optim.Optimizer]
+    ) -> discovery.State:
+        """Chooses the protection with the other ranks, if the setting leaves that to them.
+
+        Returns:
+            The state, without what is not computed a second time any more.
+        """
         if self._choice is None:
-            return
-        problems = recomputed.of_process.take_problems()
+            return state
+        for problem in recomputed.of_process.take_problems():
+            self._not_recomputed = self._not_recomputed or problem
         facts = Facts(
             state,
             recomputed.of_process.found,
-            problems[0] if problems else "",
+            self._not_recomputed,
             "" if self._copies is None else self._copies.why_not,
             lambda protection: self._per_rank(state, protection),
             lambda protection: self._no_room(state, protection),
@@ -272,6 +282,12 @@ class Planner:
         if chosen != self._env["snapshot_protection"]:
             self._env["snapshot_protection"] = chosen
             self._engine.protect(chosen)
+        if self._choice.is_sharded and not is_recomputed(chosen):
+            self._not_recomputed = self._not_recomputed or "another protection was chosen"
+            recomputed.of_process.forget()
+            state = self._take(optimizers)
+            self._agree(state, f"{plan}/{chosen}")
+        return state
 
     def _share_nothing(self, state: discovery.State) -> None:
         self._own |= self._shared.keys()
@@ -367,8 +383,13 @@ class Planner:
         per_rank = self._per_rank(state, setting)
         per_rank += _SMALL_STATE_GROWTH * stats.get("object_bytes", 0)
         slots = per_rank * self._env["snapshot_slots"]
-        need = max(0, slots - stats["slot_bytes"]) * self._job.local_world
-        if is_copied(setting):  # another node's ranks store as much
+        # A vault of the attempt before has its memory, though this one has no slots in it yet.
+        there = max(stats["slot_bytes"], stats["vault_bytes"] - _FIXED_BYTES)
+        need = max(0, slots - there) * self._job.local_world
+        # Another node's ranks store as much, unless copies of it are there since the choice before,
+        # or since the attempt before.
+        has_copies = is_copied(self._env["snapshot_protection"]) or self._job.attempt > 0
+        if is_copied(setting) and not has_copies:
             need += slots * self._job.local_world
         return per_rank, need
 

@@ -9,7 +9,7 @@ through the network.
 While snapshots cost more than REFT_SNAPSHOT_OVERHEAD_PERCENT even at the longest interval, rank 0
 asks for another choice, without what the ranks themselves store, and then without copies.
 
-Threads: the training thread. Errors: none; where a rank is missing, nothing is stored.
+Threads: the training thread. Errors: none; where a rank is missing, the choice before stays.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from reft import _voice
+from reft import _C, _voice
 from reft._link import bounded_json
 from reft._link.common_outcome import common_outcome
 from reft._link.job_identity import Job, Layout
@@ -34,10 +34,14 @@ _LONGEST_PART, _LONGEST_REASON = 16384, 300
 _STORED = ("aec", "arc", AOR)  # by ranks
 CANDIDATES = (*_STORED, PEER)
 _LEAST_SAVED = 0.1  # of arc's bytes, by which aec is worth its computation
-_RAREST = 64  # times the interval of the settings (snapshot/cost/cadence.h)
+_MOST_TRIES = 3  # to choose where a rank was missing
+_ONE_NODE = "all ranks are on one node"
+_SHARDED = "a ZeroRedundancyOptimizer keeps each part of its state on one rank only"
 
 Objections = dict[str, str]
 """What speaks against each candidate, "" if nothing does."""
+Against = dict[str, tuple[int, str]]
+"""By candidate: the first rank that has something against it, and what."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +72,13 @@ def objections(facts: Facts, layout: Layout) -> Objections:
 
 
 def _objection(candidate: str, facts: Facts, layout: Layout) -> str:
+    if len(set(layout.domain_of)) == 1:
+        return _ONE_NODE
     if candidate == PEER and facts.no_copies:
         return facts.no_copies
     if facts.is_sharded and candidate in _STORED:
         if candidate != AOR:
-            return "a ZeroRedundancyOptimizer keeps each part of its state on one rank only"
+            return _SHARDED
         if facts.not_recomputed:
             return facts.not_recomputed
     why = node_loss.survival(facts.state, layout, candidate).why
@@ -90,18 +96,17 @@ class ProtectionChoice:
 
     Attributes:
         chosen: what is stored now, as REFT_SNAPSHOT_PROTECTION.
+        is_sharded: whether some rank had a ZeroRedundancyOptimizer at the newest choice.
+        is_open: whether this rank is to ask for another choice: some rank was missing.
     """
 
     def __init__(self, env: dict[str, Any], job: Job, store: TrustedStore) -> None:
         self._env, self._job, self._store = env, job, store
         self.chosen = NONE
+        self.is_sharded = self.is_open = False
+        self._tries = 0
         self._too_dear: dict[str, str] = {}
         self._said = ""
-
-    @property
-    def is_possible(self) -> bool:
-        """Whether the job has several nodes."""
-        return len(set(self._job.layout.domain_of)) > 1
 
     def choose(self, facts: Facts, plan: str) -> str:
         """Chooses with all other ranks, which call this with the same plan.
@@ -112,13 +117,10 @@ class ProtectionChoice:
         Returns:
             `chosen`.
         """
-        if not self.is_possible:
-            self._say("all ranks are on one node, so nothing is stored for a lost node")
-            return self.chosen
         mine = objections(facts, self._job.layout) | self._too_dear
         key, rank = f"protection/{plan}", self._job.rank
-        self._store.put(ROUND, f"{key}/{rank}", rank, json.dumps(mine))
-        missing = json.dumps([NONE, {}])
+        self._store.put(ROUND, f"{key}/{rank}", rank, json.dumps([mine, facts.is_sharded]))
+        missing = json.dumps([self.chosen, {}, self.is_sharded])
         outcome = common_outcome(
             self._store,
             ROUND,
@@ -130,32 +132,30 @@ class ProtectionChoice:
             _WAIT,
             _LONGEST_PART,
         )
-        self.chosen, against = _outcome_of(outcome)
+        found = _outcome_of(outcome)
+        against: Against = {}
+        if found is not None:
+            self.chosen, against, self.is_sharded = found
+        self._tries = self._tries + 1 if outcome == missing else 0
+        self.is_open = rank == 0 and 0 < self._tries < _MOST_TRIES
         self._report(against)
         return self.chosen
 
-    def is_too_dear(self, cadence: tuple[int, int, int]) -> bool:
-        """Whether another choice shall be made, because of what snapshots cost.
-
-        Args:
-            cadence: of the engine: the interval, the overhead and its noise in millionths of a
-                step; the noise is negative if they are not known.
-        """
-        every, overhead_ppm, noise_ppm = cadence
-        limit = int(self._env["snapshot_overhead_percent"])
-        if self._job.rank != 0 or self.chosen == NONE or not limit or noise_ppm < 0:
+    def is_too_dear(self, engine: _C.Rank) -> bool:
+        """Whether another choice shall be made, because of what snapshots cost."""
+        if self._job.rank != 0 or self.chosen == NONE or not engine.exceeds_at_longest:
             return False
-        if every < _RAREST * int(self._env["snapshot_every"]):
-            return False
-        if overhead_ppm - noise_ppm <= limit * 10_000:
-            return False
+        limit, (_, overhead_ppm, _) = self._env["snapshot_overhead_percent"], engine.cadence
         why = f"snapshots cost {overhead_ppm / 10_000:.1f} % of a step, and the limit is {limit} %"
         dear = _STORED if self.chosen in _STORED else CANDIDATES
         self._too_dear |= {one: why for one in dear if one not in self._too_dear}
         return True
 
-    def _report(self, against: dict[str, tuple[int, str]]) -> None:
+    def _report(self, against: Against) -> None:
         if self._job.rank != 0:
+            return
+        if _ONE_NODE in {why for _, why in against.values()}:
+            self._say(f"{_ONE_NODE}, so nothing is stored for a lost node")
             return
         reasons: dict[str, list[str]] = {}
         for one, (rank, why) in against.items():
@@ -165,13 +165,12 @@ class ProtectionChoice:
             self._say(f"{self.chosen}" + (f"; {told}" if told else ""))
             return
         told = told or "not every rank has said what it needs"
-        _voice.warn_once(
-            f"auto {told}",
-            f"a lost node is NOT survived (REFT_SNAPSHOT_PROTECTION=auto): {told}",
-        )
+        if self._said != told:
+            self._said = told
+            _voice.warn(f"a lost node is NOT survived (REFT_SNAPSHOT_PROTECTION=auto): {told}")
 
     def _say(self, what: str) -> None:
-        if self._job.rank == 0 and self._said != what:
+        if self._said != what:
             self._said = what
             _voice.say(f"REFT_SNAPSHOT_PROTECTION=auto: {what}")
 
@@ -180,27 +179,31 @@ def _chosen_of(parts: list[str]) -> str:
     """The outcome: what is chosen, and against each candidate before it the first rank that has
     something, and what."""
     found = [_part_of(part) for part in parts]
-    against: dict[str, tuple[int, str]] = {}
+    is_sharded = any(sharded for _, sharded in found)
+    against: Against = {}
     for candidate in CANDIDATES:
-        first = next((rank for rank, one in enumerate(found) if one[candidate]), None)
+        first = next((rank for rank, (one, _) in enumerate(found) if one[candidate]), None)
         if first is None:
-            return json.dumps([candidate, against])
-        against[candidate] = first, found[first][candidate]
-    return json.dumps([NONE, against])
+            return json.dumps([candidate, against, is_sharded])
+        against[candidate] = first, found[first][0][candidate]
+    return json.dumps([NONE, against, is_sharded])
 
 
-def _part_of(text: str) -> Objections:
+def _part_of(text: str) -> tuple[Objections, bool]:
     part = bounded_json.loads(text.encode(), limit=_LONGEST_PART)
-    if not isinstance(part, dict) or not part.keys() >= set(CANDIDATES):
-        raise ValueError("no objections of a rank")
-    return {candidate: str(part[candidate]) for candidate in CANDIDATES}
+    match part:
+        case [dict(said), bool(is_sharded)] if said.keys() >= set(CANDIDATES):
+            return {candidate: str(said[candidate]) for candidate in CANDIDATES}, is_sharded
+    raise ValueError("no objections of a rank")
 
 
-def _outcome_of(text: str) -> tuple[str, dict[str, tuple[int, str]]]:
+def _outcome_of(text: str) -> tuple[str, Against, bool] | None:
+    """What is chosen, what speaks against others, and `is_sharded`; None if this is no outcome."""
     try:
-        chosen, against = bounded_json.loads(text.encode(), limit=_LONGEST_PART)
-        if chosen not in (*CANDIDATES, NONE) or not isinstance(against, dict):
-            raise ValueError(chosen)
-        return chosen, {str(one): (int(rank), str(why)) for one, (rank, why) in against.items()}
+        match bounded_json.loads(text.encode(), limit=_LONGEST_PART):
+            case [chosen, dict(found), bool(is_sharded)] if chosen in (*CANDIDATES, NONE):
+                against = {str(one): (int(rank), str(why)) for one, (rank, why) in found.items()}
+                return chosen, against, is_sharded
     except (ValueError, TypeError):
-        return NONE, {}
+        pass
+    return None

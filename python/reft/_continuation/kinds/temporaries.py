@@ -6,9 +6,10 @@ Threads: the training thread. Errors: none; what cannot be put back is reported 
 
 from __future__ import annotations
 
-import contextlib
 import os
+import shutil
 import tempfile
+import weakref
 from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from ..restore_walk import RestoreWalk
 
 _LATER = "made after the first step"
-_WRITTEN = "what has been written to a temporary file is not restored"
+_WRITTEN = "a temporary file: what was written or read since the first step is not restored"
+_OF_FILE = ".<file>"  # ends the places of names of files
 
 
 @kind
@@ -46,9 +48,11 @@ class TemporaryDirectory(Node):
         target = walk.target(at, live)
         if target is MISSING:
             return walk.problem(at, _LATER)
-        # Where it is gone, `Moved` reports it.
-        if target.name != self.name and os.path.isdir(self.name):
-            walk.contents.append(partial(_give_directory, target, self.name))
+        if target.name == self.name or walk.moved is not None and walk.moved.knows(self.name):
+            return target
+        if not os.path.isdir(self.name):
+            return walk.problem(at, f"{self.name} is gone")
+        walk.contents.append(partial(_give_directory, target, self.name))
         return target
 
     def needs_live(self, type_name: str) -> bool:
@@ -57,15 +61,16 @@ class TemporaryDirectory(Node):
 
 def _give_directory(target: Any, name: str) -> None:
     """Has a temporary directory be the one of the process before."""
-    with contextlib.suppress(OSError):  # it goes at exit if the script has put something there
-        os.rmdir(target.name)
-    target.name = name
+    made, target.name = target.name, name
+    _, clean_up, (_, *more), options = target._finalizer.detach()
+    target._finalizer = weakref.finalize(target, clean_up, name, *more, **options)
+    shutil.rmtree(made, ignore_errors=True)
 
 
 def capture_file(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
     """Captures what `NamedTemporaryFile` returns: one that is as it was at the first point."""
     if walk.note_births:
-        walk.births.note_first(value.name, f"{place}.name")
+        walk.births.note_first(value.name, f"{place}{_OF_FILE}")
     return capture_without_name(value, place, walk)
 
 
@@ -73,14 +78,15 @@ def capture_without_name(value: Any, place: str, walk: CaptureWalk) -> Node:
     """Captures a temporary file, which goes with the process."""
     if walk.note_births:
         walk.births.pin(value, place)
-        walk.births.lengths[place] = _length(value)
+        walk.births.files[place] = _state_of(value)
         return OWNED
     if value.closed:
         return OWNED
     born = walk.births.place(value)
     if born is None:
         return walk.lost(place, type_name(type(value)), _LATER)
-    if walk.births.lengths.get(born) == _length(value):
+    first = walk.births.files.get(born)
+    if first is not None and first == _state_of(value):
         return OWNED
     return walk.lost(place, type_name(type(value)), _WRITTEN)
 
@@ -93,12 +99,14 @@ def has_no_name(file: Any) -> bool:
         return False
 
 
-def _length(file: Any) -> int:
-    """Bytes of a file, those in its buffer included; -1: they cannot be told."""
+def _state_of(file: Any) -> tuple[int, ...] | None:
+    """Of an open file: bytes, when it was written, and the position; None if they cannot be told."""
     try:
-        return max(os.fstat(file.fileno()).st_size, int(file.tell()))
+        position = int(file.tell())  # which writes what is in the buffer of a text
+        status = os.fstat(file.fileno())
+        return status.st_size, status.st_mtime_ns, position
     except (OSError, ValueError):
-        return -1
+        return None
 
 
 @kind
@@ -145,13 +153,19 @@ class Moved:
             there, here = self._top(old), self._top(now.get(place))
             if there == here or not there or not here or there in self._instead:
                 continue
-            if os.path.exists(here) and not os.path.lexists(there):
+            # A file stays with the object that has it open; what was in it is reported by that.
+            is_file = place.endswith(_OF_FILE)
+            if os.path.exists(here) and (is_file or not os.path.lexists(there)):
                 self._instead[there] = here
                 why = f"{there} is gone: the restarted script's {here} stays, as it is"
-                self.gone.append((place, why))
+                self.gone += [] if is_file else [(place, why)]
 
     def __bool__(self) -> bool:
         return bool(self._instead)
+
+    def knows(self, path: str) -> bool:
+        """Whether there is something instead of a path."""
+        return self._top(path) in self._instead
 
     def _top(self, value: Any) -> str:
         """What lies in the directory of temporary files and holds a path; "" if nothing does."""

@@ -139,11 +139,12 @@ class WeakReference(Node):
 
 def _calls_back(reference: Any) -> bool:
     """Whether a weak reference calls something once what it leads to has gone."""
-    callback: Any = getattr(reference, "__callback__", None)
-    if isinstance(reference, weakref.WeakMethod):  # has one of its own, which calls the script's
+    if issubclass(type(reference), weakref.WeakMethod):  # has its own, which calls the script's
+        callback: Any = reference.__callback__
         names, cells = callback.__code__.co_freevars, callback.__closure__
         return cells[names.index("callback")].cell_contents is not None
-    return callback is not None
+    # A proxy passes on everything but its type, so it cannot be asked.
+    return type(reference) in WEAK_REFERENCES and bool(gc.get_referents(reference))
 
 
 def _referent(reference: Any) -> Any:

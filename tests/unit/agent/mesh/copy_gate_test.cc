@@ -89,6 +89,18 @@ TEST_F(CopyGateTest, ANewAttemptStartsWithNothingThatWaits) {
   EXPECT_TRUE(gate_.take(vote(0, 8, true, kIncarnation + 1), 0));
 }
 
+TEST_F(CopyGateTest, VotesPassOnceNoCopiesAreWantedAnyMore) {
+  gate_.take(vote(0, 7), 0);
+  gate_.take(vote(1, 7), 0);
+  gate_.expect({1}, kIncarnation);
+  ASSERT_EQ(gate_.ready().size(), 1u);
+  EXPECT_TRUE(gate_.waits(1, {7, kIncarnation}));
+  gate_.failed();
+  EXPECT_TRUE(gate_.isBehind());
+  gate_.expect({}, kIncarnation);
+  EXPECT_FALSE(gate_.isBehind());
+}
+
 TEST_F(CopyGateTest, NothingWaitsForAStepThatIsDecided) {
   gate_.take(vote(0, 7), 0);
   gate_.take(vote(0, 8), 0);

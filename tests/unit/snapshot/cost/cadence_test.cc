@@ -91,6 +91,26 @@ TEST(Cadence, IsBoundedByStepsAndByTime) {
   EXPECT_EQ(time.proposal(), 4);  // every 8th
 }
 
+TEST(Cadence, SaysThatTheLongestIntervalIsNotEnough) {
+  Cadence cadence({.base = 1, .limit_ppm = 10'000, .decides = true, .longest_ns = 4'000'000'000});
+  const auto of = [](int64_t ppm) {
+    return Overhead{.known = true, .ppm = ppm, .noise_ppm = 0, .step_ns = 1'000'000'000};
+  };
+  cadence.learn(of(900'000));
+  EXPECT_FALSE(cadence.exceedsAtLongest());  // it may be every fourth step
+  cadence.committed(0, cadence.proposal());
+  for (int64_t step = 1; step < 200; ++step) {
+    cadence.ask(step, true);
+  }
+  ASSERT_EQ(cadence.every(), 4u);
+  cadence.learn(of(900'000), false);
+  EXPECT_FALSE(cadence.exceedsAtLongest());  // measured at another interval
+  cadence.learn(of(900'000), true);
+  EXPECT_TRUE(cadence.exceedsAtLongest());
+  cadence.learn(of(30'000), true);
+  EXPECT_FALSE(cadence.exceedsAtLongest());
+}
+
 TEST(Cadence, WhoDoesNotDecideProposesNothingAndFollows) {
   Cadence cadence(limited(/*decides=*/false));
   cadence.learn(costs(90'000));
