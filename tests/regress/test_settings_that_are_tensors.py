@@ -41,3 +41,21 @@ opt = torch.optim.SGD(model.parameters(), lr=0.1)
 """
     update = 'opt.param_groups[0]["lr"] = np.float32(opt.param_groups[0]["lr"] * 0.9)'
     jobs.same(head + LOOP.replace("UPDATE", update))
+
+
+def test_what_a_script_attaches_to_one(jobs: Runner) -> None:
+    head = """
+model = torch.nn.Linear(8, 1)
+opt = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1))
+ages = []
+"""
+    update = """
+    setting = opt.param_groups[0]["lr"]
+    if step % 3 == 2:
+        setting.age = getattr(setting, "age", 0) + step
+    ages.append(getattr(setting, "age", None))
+    if step == 11:
+        del setting.age"""
+    script = (head + LOOP.replace("UPDATE", update)).replace("lr=float", "ages=ages, lr=float")
+    jobs.same(script, kill="0:7:before_seal")
+    jobs.same(script, kill="0:12:before_seal")

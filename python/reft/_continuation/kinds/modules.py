@@ -410,10 +410,24 @@ def _encode_groups(value: Any, place: str, depth: int, walk: CaptureWalk) -> lis
         [
             (name, walk.encode(item, f"{place}.param_groups[{g}].{name}", depth + 1))
             for name, item in list(group.items())
-            if name != "params" and (all_of_them or _is_object_of_script(item))
+            if name != "params"
+            and (
+                all_of_them
+                or _is_object_of_script(item)
+                or _is_tagged(item, f"{place}.param_groups[{g}].{name}", walk)
+            )
         ]
         for g, group in enumerate(value.param_groups)
     ]
+
+
+def _is_tagged(item: Any, place: str, walk: CaptureWalk) -> bool:
+    """Whether a setting is a tensor to which the script has attached something. Its contents are
+    saved elsewhere."""
+    torch: Any = sys.modules["torch"]
+    if type(item) in _PLAIN or not isinstance(item, torch.Tensor):
+        return False
+    return bool(item.__dict__ and tags_of(item)) or place in walk.births.attached
 
 
 def _is_object_of_script(item: Any) -> bool:
