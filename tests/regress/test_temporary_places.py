@@ -1,5 +1,5 @@
-"""A temporary directory that had gone with the process came back by name: every attempt failed to save
-into it, until the launcher gave up. What temporary files held was lost without a word."""
+"""A resume restored the name of a temporary directory that had gone with the process: every attempt
+failed to save into it, until the launcher gave up. It lost what temporary files held, silently."""
 
 from __future__ import annotations
 

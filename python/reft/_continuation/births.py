@@ -54,7 +54,7 @@ def is_light(value: Any, depth: int = 0) -> bool:
     return all(is_light(item, depth + 1) for item in value)
 
 
-def _reference(value: Any) -> weakref.ref[Any] | None:
+def reference(value: Any) -> weakref.ref[Any] | None:
     """Gives a weak reference; None if there can be none."""
     if issubclass(type(value), _never_cleared()):
         return None
@@ -186,15 +186,15 @@ class Births:
         known = self._places.get(id(value))
         if MEMBER in place or (known is not None and known[0]() is value):
             return
-        reference = _reference(value)
-        if reference is None:
+        followed = reference(value)
+        if followed is None:
             # What `exec` runs in is that of the functions that it has made, too.
             if is_light(value) or (type(value) is dict and "__builtins__" in value):
                 self.pin(value, place)
             elif type(value) is bytearray and len(value) <= _LONGEST_BUFFER:
                 self.pin(value, place)  # a tensor may lie in its memory
             return
-        self._places[id(value)] = (reference, place)
+        self._places[id(value)] = (followed, place)
         other = self._places.get(self._at.get(place, 0), (lambda: None, ""))[0]()
         if other is not None and other is not value:
             self._ambiguous.add(place)

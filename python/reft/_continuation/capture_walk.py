@@ -29,6 +29,7 @@ from .kinds.tensors import Array, Tensor
 from .nodes import (
     ATOMS,
     KEEP,
+    LATER,
     MISSING,
     UNBOUND,
     Graph,
@@ -231,7 +232,7 @@ class CaptureWalk:
         if isinstance(node, Owned):
             return
         if node.needs_live(type_name(kind)) and not self.births.stood(place, kind):
-            self.lost(place, type_name(kind), "made after the first step")
+            self.lost(place, type_name(kind), LATER)
 
     def _capture_large(self, rule: Rule, value: Any, count: int, place: str, depth: int) -> Node:
         """Captures a container of many items, all of it or nothing: without some of them it is

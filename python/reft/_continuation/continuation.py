@@ -265,7 +265,7 @@ class Continuation:
             foreign,
             owned_storages,
             resized,
-            moved if moved else None,
+            moved,
         )
         walk.problems += [(place, "temporary path", why) for place, why in moved.gone]
         if resized is not None and FULL in resized.first:

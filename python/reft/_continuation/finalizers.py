@@ -50,7 +50,8 @@ class Finalizers:
             self._later += filter(_is_own, new)
         if self._later:
             self._later = [one for one in self._later if one.alive]
-            for kind in {type_name(type(one.peek()[0])) for one in self._later if one.alive}:
+            alive = filter(None, [one.peek() for one in self._later])
+            for kind in {type_name(type(value)) for value, *_ in alive}:
                 walk.lost(f"finalizer of {kind}", "weakref.finalize", _LATER)
 
 

@@ -96,12 +96,16 @@ def is_closed(module: str) -> bool:
     return root in _CLOSED
 
 
+def is_of_c(kind: type) -> bool:
+    """Whether a class is written in C, and part of Python or of a module in C."""
+    return not kind.__flags__ & _HEAP_TYPE
+
+
 def is_plain_class(kind: type) -> bool:
     """Whether all state of a class's objects is in attributes: no base is written in C."""
     bases = kind.__mro__[:-1]
     return _has_no_more_room(kind) and all(
-        base.__flags__ & _HEAP_TYPE
-        and not isinstance(base.__dict__.get("__new__"), BuiltinFunctionType)
+        not is_of_c(base) and not isinstance(base.__dict__.get("__new__"), BuiltinFunctionType)
         for base in bases
     )
 

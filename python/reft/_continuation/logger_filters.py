@@ -1,5 +1,5 @@
-"""Filters of a script's own on loggers and on their handlers: they are called as hooks are, and often
-nothing else holds them.
+"""Filters of a script's own on loggers and on their handlers: loggers call them as torch calls
+hooks, and often hold the only reference.
 
 Threads: the training thread. Errors: none.
 """

@@ -76,6 +76,10 @@ def handle_in(encoded: Any) -> Any:
     return MISSING
 
 
+LATER = "made after the first step"
+"""Why an object is not restored, as reports name it."""
+
+
 class Refusal(Exception):
     """The place in the loop cannot be put back."""
 
@@ -111,6 +115,8 @@ class Node:
     field_values: ClassVar[Callable[[Any], tuple[Any, ...]]]
     is_position: ClassVar[bool] = False
     """Whether it is a position in a loop."""
+    is_live_only: ClassVar[bool] = False
+    """Whether `needs_live` holds for all objects of the kind."""
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         """Plans the writes that give the live object its captured value.
@@ -135,7 +141,7 @@ class Node:
         Args:
             type_name: Full name of the object's class.
         """
-        return False
+        return self.is_live_only
 
     def parts(self) -> Collection[Any]:
         """Encoded values that a new object is built from."""

@@ -11,17 +11,17 @@ when these have changed. Errors: none.
 
 from __future__ import annotations
 
-import functools
 import sys
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
 from reft._state.own import is_own
 
 from . import hooks
+from .births import reference
 from .nodes import type_name
 
 PLACE = "registered"  # in reports
@@ -68,7 +68,7 @@ class Registries:
             self._entries = now
             named = zip(_REGISTRIES, there, strict=True)
             self._own = [
-                (place, _weakly(entry))
+                (place, reference(entry) or partial(_itself, entry))
                 for (module, name), registry in named
                 for place, entry in _entries(f"{module}.{name}", registry)
                 if any(True for _ in _functions(place, entry, 0))
@@ -83,11 +83,9 @@ class Registries:
         return found
 
 
-def _weakly(entry: Any) -> Callable[[], Any]:
-    try:
-        return weakref.ref(entry)
-    except TypeError:  # a tuple
-        return lambda: entry
+def _itself(entry: Any) -> Any:
+    """Stands for a reference to what no weak one can follow, as a tuple."""
+    return entry
 
 
 def _find(module: str, names: list[str]) -> Any:
@@ -133,5 +131,5 @@ def _is_own(entry: Any) -> bool:
         return is_own(type(called.__self__).__module__) or _is_own(called.__func__)
     if isinstance(called, FunctionType):
         return is_own(called.__module__) or is_own(called.__globals__.get("__name__"))
-    held = entry.args if type(entry) is functools.partial else ()
+    held = entry.args if type(entry) is partial else ()
     return callable(called) and (is_own(type(called).__module__) or any(map(_is_own, held)))

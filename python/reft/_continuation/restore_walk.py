@@ -30,6 +30,7 @@ from .kinds.tensors import Array, Tensor
 from .memory import Memory
 from .nodes import (
     KEEP,
+    LATER,
     MISSING,
     UNBOUND,
     At,
@@ -62,7 +63,7 @@ class RestoreWalk:
         foreign: The nodes are another rank's: what is called a rank keeps its live value.
         owned_storages: As of `CaptureWalk`, of this process.
         resized: Set if another number of ranks goes on.
-        moved: Set if temporary places of the process before are gone.
+        moved: Temporary places of the process before that are gone.
 
     Attributes:
         graph: What was captured.
@@ -82,10 +83,10 @@ class RestoreWalk:
         graph: Graph,
         born: dict[str, Any],
         plan_generator: PlanGenerator,
-        foreign: bool = False,
-        owned_storages: frozenset[int] = frozenset(),
-        resized: Resized | None = None,
-        moved: Moved | None = None,
+        foreign: bool,
+        owned_storages: frozenset[int],
+        resized: Resized | None,
+        moved: Moved,
     ) -> None:
         self.graph = graph
         self.problems: Report = []
@@ -225,10 +226,15 @@ class RestoreWalk:
         self.problems.append((place or at.place, at.type_name, reason))
         return KEEP
 
+    def came_later(self, at: At) -> Any:
+        """Reports an object that a restarted script has not made, and that cannot be made for it.
+        Returns KEEP."""
+        return self.problem(at, LATER)
+
     def stays_half(self, at: At, name: str) -> Any:
         """Reports an object that was to be made and lacks an attribute: half of one is worse than
         none. Returns KEEP."""
-        return self.problem(at, f"made after the first step, and so was its {name}")
+        return self.problem(at, f"{LATER}, and so was its {name}")
 
     def born(self, place: str | None, otherwise: Any = MISSING) -> Any:
         """Returns the live object that stood at a place at the first program point."""

@@ -142,7 +142,7 @@ class Pickled(Node):
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         value = plain.loads(self.data, names.VALUES, names.ARRAYS, names.MASKED_ARRAYS)
-        return value if walk.moved is None else walk.moved.path(value)
+        return walk.moved.path(value)
 
     def is_made_anew(self) -> bool:
         return True

@@ -97,7 +97,7 @@ class Deque(Node):
             target = MISSING
         if target is MISSING:
             if at.type_name != "collections.deque":
-                return walk.problem(at, "made after the first step")
+                return walk.came_later(at)
             target = deque(maxlen=self.maxlen)
         walk.stands(at, target)
         there = list(target or (live if isinstance(live, deque) else ()))

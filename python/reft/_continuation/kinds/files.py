@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 class File(Node):
     """The position in a file that is open for reading."""
 
+    is_live_only = True
     is_position = True
     position: int
     name: str
@@ -67,9 +68,6 @@ class File(Node):
         walk.positions.append(lambda: target.seek(self.position))
         return target
 
-    def needs_live(self, type_name: str) -> bool:
-        return True
-
 
 def _is_at_end(file: Any, position: int) -> bool:
     """Whether a file that may be written is where its next write makes it longer, as a log is."""
@@ -87,6 +85,7 @@ _IN_TEXT = 1 << 64  # positions in text that is decoded in part, and not yet rea
 class TextInMemory(Node):
     """A TextIOWrapper over a BytesIO."""
 
+    is_live_only = True
     is_position = True
     data: bytes
     position: int
@@ -104,9 +103,6 @@ class TextInMemory(Node):
 
         walk.positions.append(write)
         return target
-
-    def needs_live(self, type_name: str) -> bool:
-        return True
 
 
 @kind

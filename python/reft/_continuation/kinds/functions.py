@@ -59,6 +59,7 @@ def _is_of_package(function: FunctionType) -> bool:
 class Function(Node):
     """A function that keeps something between its calls."""
 
+    is_live_only = True
     which: str
     """Name and digest of its code."""
     cells: list[Any]
@@ -107,9 +108,6 @@ class Function(Node):
             if value is not KEEP and value is not there:  # an iterator is made anew
                 walk.contents.append(functools.partial(_set_default, target, name, value))
         return target
-
-    def needs_live(self, type_name: str) -> bool:
-        return True
 
 
 @kind
@@ -183,15 +181,13 @@ class MadeClass(Node):
 class Code(Node):
     """A function that cannot be found by its name and keeps nothing."""
 
+    is_live_only = True
     which: str
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         if isinstance(live, FunctionType) and _which(live) == self.which:
             return live
         return walk.problem(at, _not_by_name(self.which.partition(" ")[0]))
-
-    def needs_live(self, type_name: str) -> bool:
-        return True
 
 
 @kind
@@ -228,7 +224,7 @@ class Method(Node):
         elif self.name:
             function = find_named(self.module, self.name)
         if owner is KEEP or function is None:
-            return KEEP if live is not MISSING else walk.problem(at, "made after the first step")
+            return KEEP if live is not MISSING else walk.came_later(at)
         if owner is there and function is getattr(live, "__func__", None):
             return KEEP
         return MethodType(function, owner)
@@ -270,7 +266,7 @@ class BoundBuiltin(Node):
         if owner is KEEP or (owner is there and getattr(live, "__name__", "") == self.name):
             if live is not MISSING:
                 return KEEP
-            return walk.problem(at, "made after the first step")
+            return walk.came_later(at)
         return getattr(owner, self.name, KEEP)
 
 
@@ -329,6 +325,7 @@ class Partial(Node):
 class Ufunc(Node):
     """A function of arrays that `numpy.frompyfunc` has made of a function in Python."""
 
+    is_live_only = True
     func: Any
 
     @classmethod
@@ -351,10 +348,7 @@ class Ufunc(Node):
             if func is KEEP or func is there:
                 walk.stands(at, candidate)
                 return candidate
-        return walk.problem(at, "made after the first step")
-
-    def needs_live(self, type_name: str) -> bool:
-        return True
+        return walk.came_later(at)
 
 
 def _called_by(ufunc: Any) -> Any:

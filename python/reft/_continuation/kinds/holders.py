@@ -25,13 +25,13 @@ _NUMBERS = frozenset("bBhHiIlLqQfdc?")
 _OF_DECIMALS = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
 _CURRENT_DECIMALS = "decimal_context"  # as Python's own variable is called
 _ON_THE_STACK = re.compile(r"<stack \d+>.*")
-_LATER = "made after the first step"
 
 
 @kind
 class ContextValue(Node):
     """A `contextvars.ContextVar` that has a value in this context."""
 
+    is_live_only = True
     value: Any
 
     @classmethod
@@ -44,15 +44,12 @@ class ContextValue(Node):
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         target = walk.target(at, live)
         if target is MISSING:
-            return walk.problem(at, "made after the first step")
+            return walk.came_later(at)
         there = target.get(MISSING)
         value = walk.resolve(self.value, there, f"{at.place}.get()")
         if value is not KEEP and value is not there:
             walk.contents.append(functools.partial(target.set, value))
         return target
-
-    def needs_live(self, type_name: str) -> bool:
-        return True
 
 
 @kind
@@ -86,7 +83,7 @@ class Context(Node):
         target = walk.target(at, live)
         if target is MISSING:
             if not self.is_whole:
-                return walk.problem(at, _LATER)
+                return walk.came_later(at)
             target = contextvars.Context()
         walk.stands(at, target)
         known = set()
@@ -116,7 +113,9 @@ def _of_decimals() -> contextvars.ContextVar[Any]:
     return next(one for one in contextvars.copy_context() if one.name == _CURRENT_DECIMALS)
 
 
-def _set_in(context: contextvars.Context, variable: contextvars.ContextVar[Any], value: Any) -> None:
+def _set_in(
+    context: contextvars.Context, variable: contextvars.ContextVar[Any], value: Any
+) -> None:
     try:
         context.run(variable.set, value)
     except RuntimeError:  # the training runs in it
@@ -128,7 +127,7 @@ def _set_in(context: contextvars.Context, variable: contextvars.ContextVar[Any],
 
 @kind
 class DecimalContext(Node):
-    """A `decimal.Context`: precision and the like, which signals have come, and which ones raise."""
+    """A `decimal.Context`: precision and the like, signals that were raised, and traps."""
 
     settings: list[Any]
     flags: list[str]
@@ -139,7 +138,10 @@ class DecimalContext(Node):
         if walk.note_births:
             walk.births.pin(value, place)
         settings = [getattr(value, name) for name in _OF_DECIMALS]
-        return cls(settings, *([one.__name__ for one in kept if kept[one]] for kept in _signals(value)))
+        flags, traps = (
+            [one.__name__ for one in kept if kept[one]] for kept in _signals(value)
+        )
+        return cls(settings, flags, traps)
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         target = walk.target(at, live)
@@ -187,6 +189,7 @@ def capture_block(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node
 class ThreadLocal(Node):
     """A `threading.local`, as the training thread sees it."""
 
+    is_live_only = True
     attributes: Named
 
     @classmethod
@@ -196,19 +199,17 @@ class ThreadLocal(Node):
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         target = walk.target(at, live)
         if target is MISSING:
-            return walk.problem(at, "made after the first step")
+            return walk.came_later(at)
         walk.stands(at, target)
         walk.put_all_attributes(self.attributes, target, at.place)
         return target
-
-    def needs_live(self, type_name: str) -> bool:
-        return True
 
 
 @kind
 class SharedNumbers(Node):
     """Numbers in memory that processes share (`multiprocessing.Value` and `Array`), or of ctypes."""
 
+    is_live_only = True
     data: bytes
 
     @classmethod
@@ -226,12 +227,9 @@ class SharedNumbers(Node):
         target = walk.target(at, live)
         room = None if target is MISSING else _room(target)
         if room is None or room.nbytes != len(self.data):
-            return walk.problem(at, "made after the first step")
+            return walk.came_later(at)
         walk.contents.append(functools.partial(room.__setitem__, slice(None), self.data))
         return target
-
-    def needs_live(self, type_name: str) -> bool:
-        return True
 
 
 def _room(value: Any) -> memoryview | None:

@@ -189,7 +189,7 @@ class Advanced(Node):
             for _ in range(self.size - self.left):
                 next(target)
         elif target is MISSING:
-            return walk.problem(at, "made after the first step")
+            return walk.came_later(at)
         else:
             self._advance(at, target, walk)
 

@@ -111,7 +111,7 @@ class Shallow(Node):
             or (self.whose and walk.is_foreign)
             or (self.hooks is not None and (self.hooks or not walk.is_made_anew(at.index)))
         ):
-            return walk.problem(at, "made after the first step")
+            return walk.came_later(at)
         return _built(object.__new__(found), [*self.attributes, *self.whose], self.slots, at, walk)
 
     def is_made_anew(self) -> bool:
@@ -232,7 +232,7 @@ class Loader(Node):
             return KEEP
         found = walk.type_of(at, live)
         if found is None or not self.made_of:
-            return walk.problem(at, "made after the first step")
+            return walk.came_later(at)
         return _built(object.__new__(found), self.made_of, [], at, walk)
 
     def needs_live(self, type_name: str) -> bool:

@@ -44,6 +44,7 @@ _OPTIMIZERS_PRIVATE = frozenset(
 class Module(Node):
     """A module tree that has lived since the first program point."""
 
+    is_live_only = True
     count: int
     """Number of modules in the tree."""
     classes: int
@@ -104,7 +105,7 @@ class Module(Node):
             why = "a model that came later has taken the place of this one"
             return walk.problem(at, why)
         if target is MISSING:
-            return KEEP if live is not MISSING else walk.problem(at, "made after the first step")
+            return KEEP if live is not MISSING else walk.came_later(at)
         walk.stands(at, target)
         tree = tree_of(target)
         if len(tree.modules) != self.count or len(tree.tensors) != len(self.requires_grad):
@@ -140,14 +141,12 @@ class Module(Node):
         walk.contents.append(modes)
         return target
 
-    def needs_live(self, type_name: str) -> bool:
-        return True
-
 
 @kind
 class TorchOptimizer(Node):
     """An optimizer of torch's. Settings and state of one that has stepped are saved elsewhere."""
 
+    is_live_only = True
     attributes: Named
     hooks: Named
     requires_grad: bytes
@@ -169,14 +168,12 @@ class TorchOptimizer(Node):
                 _put_tensor(item, parameter, f"{at.place}.parameters[{i}]", at, walk)
         return target
 
-    def needs_live(self, type_name: str) -> bool:
-        return True
-
 
 @kind
 class OwnOptimizer(Node):
     """An optimizer of a class of the script's own that has stepped."""
 
+    is_live_only = True
     attributes: Named
     """All but its settings and state, which are saved elsewhere."""
     hooks: Named
@@ -189,9 +186,6 @@ class OwnOptimizer(Node):
         if target is not KEEP:
             _put_groups(target, self.groups, self.requires_grad, at, walk)
         return target
-
-    def needs_live(self, type_name: str) -> bool:
-        return True
 
 
 def _put_groups(

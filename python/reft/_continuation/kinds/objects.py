@@ -52,6 +52,7 @@ class Lost(Node):
 class Owned(Node):
     """An object that is not copied: the restarted script has its own."""
 
+    is_live_only = True
     attributes: Named
     """Values that the script has attached to it."""
     hooks: Named | None
@@ -69,10 +70,7 @@ class Owned(Node):
                 if self.hooks is not None:
                     walk.put_hooks(self.hooks, hooks.of_optimizer(candidate), at.place)
                 return candidate
-        return walk.problem(at, "made after the first step")
-
-    def needs_live(self, type_name: str) -> bool:
-        return True
+        return walk.came_later(at)
 
 
 OWNED = Owned([], None)

@@ -36,6 +36,7 @@ def format_of(value: Any) -> list[tuple[str, Any]]:
 class Table(Node):
     """A dataset that is another one, or has another format, than at the first program point."""
 
+    is_live_only = True
     fingerprint: str
     format: Named
 
@@ -61,7 +62,4 @@ class Table(Node):
                 now = [*self.format, ("_fingerprint", self.fingerprint)]
                 walk.put_attributes(now, candidate, at.place)
                 return candidate
-        return walk.problem(at, "made after the first step")
-
-    def needs_live(self, type_name: str) -> bool:
-        return True
+        return walk.came_later(at)

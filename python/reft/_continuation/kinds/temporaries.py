@@ -7,14 +7,13 @@ Threads: the training thread. Errors: none; what cannot be put back is reported 
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import weakref
 from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from ..nodes import MISSING, At, Node, kind, type_name
+from ..nodes import LATER, MISSING, At, Node, kind, type_name
 from .objects import OWNED
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from ..capture_walk import CaptureWalk
     from ..restore_walk import RestoreWalk
 
-_LATER = "made after the first step"
 _WRITTEN = "a temporary file: what was written or read since the first step is not restored"
 _OF_FILE = ".<file>"  # ends the places of names of files
 
@@ -32,6 +30,7 @@ _OF_FILE = ".<file>"  # ends the places of names of files
 class TemporaryDirectory(Node):
     """A `tempfile.TemporaryDirectory`."""
 
+    is_live_only = True
     name: str
 
     @classmethod
@@ -41,30 +40,27 @@ class TemporaryDirectory(Node):
             walk.births.note_first(value.name, f"{place}.name")
             return OWNED
         if walk.births.place(value) is None:
-            return walk.lost(place, type_name(type(value)), _LATER)
+            return walk.lost(place, type_name(type(value)), LATER)
         return cls(str(value.name))
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         target = walk.target(at, live)
         if target is MISSING:
-            return walk.problem(at, _LATER)
-        if target.name == self.name or walk.moved is not None and walk.moved.knows(self.name):
+            return walk.came_later(at)
+        if target.name == self.name or walk.moved.knows(self.name):
             return target
         if not os.path.isdir(self.name):
             return walk.problem(at, f"{self.name} is gone")
         walk.contents.append(partial(_give_directory, target, self.name))
         return target
 
-    def needs_live(self, type_name: str) -> bool:
-        return True
-
 
 def _give_directory(target: Any, name: str) -> None:
     """Has a temporary directory be the one of the process before."""
-    made, target.name = target.name, name
-    _, clean_up, (_, *more), options = target._finalizer.detach()
+    target.name = name
+    # The finalizer of the restarted script's own directory stays, too: files there may be open.
+    _, clean_up, (_, *more), options = target._finalizer.peek()
     target._finalizer = weakref.finalize(target, clean_up, name, *more, **options)
-    shutil.rmtree(made, ignore_errors=True)
 
 
 def capture_file(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
@@ -84,7 +80,7 @@ def capture_without_name(value: Any, place: str, walk: CaptureWalk) -> Node:
         return OWNED
     born = walk.births.place(value)
     if born is None:
-        return walk.lost(place, type_name(type(value)), _LATER)
+        return walk.lost(place, type_name(type(value)), LATER)
     first = walk.births.files.get(born)
     if first is not None and first == _state_of(value):
         return OWNED
@@ -100,7 +96,7 @@ def has_no_name(file: Any) -> bool:
 
 
 def _state_of(file: Any) -> tuple[int, ...] | None:
-    """Of an open file: bytes, when it was written, and the position; None if they cannot be told."""
+    """Of an open file: bytes, time of the last write, position; None if it has none of these."""
     try:
         position = int(file.tell())  # which writes what is in the buffer of a text
         status = os.fstat(file.fileno())
@@ -113,6 +109,7 @@ def _state_of(file: Any) -> tuple[int, ...] | None:
 class Spooled(Node):
     """A `SpooledTemporaryFile`: the buffer in memory, or the file, behind it."""
 
+    is_live_only = True
     inner: Any
 
     @classmethod
@@ -124,13 +121,10 @@ class Spooled(Node):
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         target = walk.target(at, live)
         if target is MISSING:
-            return walk.problem(at, _LATER)
+            return walk.came_later(at)
         walk.stands(at, target)
         walk.resolve(self.inner, target._file, f"{at.place}._file")
         return target
-
-    def needs_live(self, type_name: str) -> bool:
-        return True
 
 
 class Moved:
@@ -186,4 +180,5 @@ class Moved:
 
     def path(self, value: Any) -> Any:
         """Likewise of a path object; anything else as it is."""
-        return type(value)(self(str(value))) if isinstance(value, PurePath) else value
+        is_moved = bool(self) and isinstance(value, PurePath)
+        return type(value)(self(str(value))) if is_moved else value

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from reft._state.own import is_made
 
+from ..foreign import is_of_c
 from ..nodes import KEEP, MISSING, At, Named, Node, kind, type_name
 from .containers import encode_key, live_key
 from .objects import OWNED, Owned, capture_foreign
@@ -31,7 +32,6 @@ _DISPATCHED = ":dispatch_cache"  # of the closure of what `singledispatch` makes
 WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
 _LATER = "holds an object made after the first step"
 _CALLS_BACK = "a weak reference with a callback that was made after the first step"
-_HEAP_TYPE = 1 << 9
 
 
 @kind
@@ -61,7 +61,7 @@ class WeakContainer(Node):
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         target = walk.target(at, live)
         if target is MISSING:
-            return walk.problem(at, "made after the first step")
+            return walk.came_later(at)
         is_set = isinstance(target, weakref.WeakSet)
         there = list(target) if is_set else list(target.keys())
         items = []
@@ -90,19 +90,14 @@ class WeakContainer(Node):
 class Dispatched(Node):
     """What a `functools.singledispatch` function has looked up by class: it does so again."""
 
-    @classmethod
-    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
-        raise NotImplementedError
+    is_live_only = True
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         target = walk.target(at, live)
         if target is MISSING:
-            return walk.problem(at, "made after the first step")
+            return walk.came_later(at)
         walk.contents.append(target.clear)
         return target
-
-    def needs_live(self, type_name: str) -> bool:
-        return True
 
 
 @kind
@@ -259,7 +254,7 @@ class Raised(Node):
             if found is None or not issubclass(found, BaseException):
                 return walk.problem(at, "class not found")
             # One of the classes in C: that of the script may want to be given something.
-            base = next(one for one in found.__mro__ if not one.__flags__ & _HEAP_TYPE)
+            base: Any = next(filter(is_of_c, found.__mro__))
             if issubclass(found, BaseExceptionGroup):  # only there, it is given what it is of
                 arguments = walk.children(self.arguments, [], f"{at.place}.args")
                 if arguments is None:
@@ -288,11 +283,10 @@ def _member(error: BaseException, name: str) -> Any:
 
 
 def _find_members(kind: type) -> tuple[str, ...]:
-    bases = [one for one in kind.__mro__ if not one.__flags__ & _HEAP_TYPE]
     of_all = vars(BaseException)
     return tuple(
         name
-        for base in bases
+        for base in filter(is_of_c, kind.__mro__)
         for name, one in vars(base).items()
         if name not in of_all
         and isinstance(one, (MemberDescriptorType, GetSetDescriptorType))
@@ -318,7 +312,7 @@ class Semaphore(Node):
         target = walk.target(at, live)
         if target is MISSING:
             if at.type_name != "threading.Semaphore":
-                return walk.problem(at, "made after the first step")
+                return walk.came_later(at)
             target = threading.Semaphore()
         walk.contents.append(functools.partial(setattr, target, "_value", self.value))
         return target
@@ -369,6 +363,7 @@ class Logger(Node):
 class Signature(Node):
     """The signature of a function, which the restarted script takes from it again."""
 
+    is_live_only = True
     text: str
 
     @classmethod
@@ -379,10 +374,7 @@ class Signature(Node):
         for candidate in (walk.born(at.birth), live):
             if isinstance(candidate, inspect.Signature) and str(candidate) == self.text:
                 return candidate
-        return walk.problem(at, "made after the first step")
-
-    def needs_live(self, type_name: str) -> bool:
-        return True
+        return walk.came_later(at)
 
 
 def capture_module(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
