@@ -20,7 +20,7 @@ A time is that of the slowest rank. On one node, no part crosses a network. A ne
 same time in both jobs, and so hide a part of what decoding takes. reft warns in both that a lost
 node is not survived, as there is only one; the vault that counts as lost is still there.
 
-The model favours storage: reads have no latency, opening a file costs nothing, nobody else uses the
+The model favours storage: reads have no latency, opening a file costs nothing, no other job uses the
 network, and the client reads ahead without a limit, so bytes arrive while the rank computes. A load
 is `torch.load` and `load_state_dict` of the model; that of the optimizer, which keeps the loaded
 tensors, is left out. `torch.distributed.checkpoint.load` took 0.7 to 1.6 times as long from the

@@ -1,5 +1,5 @@
-"""What a copy of a context held (`copy_context`) was as at first after a resume, without a word, and a block with a
-context of decimal numbers was named in words of this package's."""
+"""A resume silently restored a copy of a context (`copy_context`) as it was at first, and a report
+named a `with localcontext()` block in internal words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What filters of loggers and a `LoggerAdapter` kept was as at first after a resume, without a word."""
+"""A resume silently restored filters of loggers and a `LoggerAdapter` as they were at first."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the script's functions kept that torch's own hooks call (`register_multi_grad_hook`), or nodes of autograd, was
-as at first after a resume, without a word."""
+"""A resume silently restored functions as they were at first that torch's own hooks call
+(`register_multi_grad_hook`), or nodes of autograd."""
 
 from __future__ import annotations
 

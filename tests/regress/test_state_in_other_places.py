@@ -1,4 +1,4 @@
-"""State that no variable of the script leads to began again, and the resume was called bit-identical:
+"""State that no variable of the script leads to began again, and reft called the resume bit-identical:
 private attributes of enum members, own objects in modules of others, arguments of partial methods,
 closures of NumPy's functions and of functions that were registered with packages."""
 

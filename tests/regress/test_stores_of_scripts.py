@@ -1,4 +1,4 @@
-"""Numbers that a script kept in a store of torch.distributed started again after a resume, without a word."""
+"""Numbers that a script kept in a store of torch.distributed silently started again at a resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tensor over a bytearray (`torch.frombuffer`) and the bytearray came back as separate copies, without a word."""
+"""A resume silently restored a bytearray and a tensor over it (`torch.frombuffer`) as two copies."""
 
 from __future__ import annotations
 

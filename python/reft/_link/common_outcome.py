@@ -2,7 +2,8 @@
 
 Each member writes its part, and the first one compares the parts. One key holds the outcome, and it
 is written once, by compare_set: by the first rank, or by a member that has waited too long, for
-all. So all members have the same outcome; nobody relies on a member that has given up waiting.
+all. So all members have the same outcome, and a member that has given up waiting holds up no other.
+A round of all ranks (`gather.py`) reads less, but waits as long as the store does.
 
 Threads: any. Errors: none; an outcome without some member is what `otherwise` says.
 """
@@ -12,9 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from reft._link.trusted_store import TrustedStore, Untrusted
-
-_MOST = 1 << 62
+from reft._link.trusted_store import ANY_LENGTH, TrustedStore, Untrusted
 
 
 def common_outcome(
@@ -26,7 +25,7 @@ def common_outcome(
     compare: Callable[[list[str]], str],
     otherwise: str,
     longest_wait: timedelta,
-    longest: int = _MOST,
+    longest: int = ANY_LENGTH,
 ) -> str:
     """Waits for the outcome; this rank has written its part to `key`/`rank`.
 

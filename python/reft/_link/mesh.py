@@ -167,7 +167,7 @@ class Copies:
         self.why_not = ""
         self._opened: dict[str, Any] | None = None  # where this node's agent listens
         self._sources_found: list[dict[str, Any]] | None = None
-        self._copied: bool | None = None  # as the agent has been told; None: nothing yet
+        self._copied: bool | None = None  # what the agent was asked for; None: nothing yet
         self._keeper_of = keepers(job.layout)
         if not wanted or job.local_rank != 0 or not self._keeper_of:
             return
@@ -223,8 +223,8 @@ class Copies:
         return {"address": str(ipaddress.ip_address(address)), "port": int(port), "ranks": ranks}
 
     def keep(self, own_bytes: int) -> None:
-        """Tells the agent what to do for the protection as it is now, once this rank's own vault
-        has its memory.
+        """Asks the agent for what the protection in force needs, once this rank's own vault has its
+        memory.
 
         Args:
             own_bytes: that a vault of this node takes.

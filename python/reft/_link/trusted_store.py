@@ -24,7 +24,8 @@ ROUND, AGENT, TABLE, OBJECTS, REPLICAS, NAME = (
 _PATIENCE_SEC = 10.0  # for a rank's own value after a foreign one
 _PAUSES_SEC = (0.02, 1.0)  # the first and the longest between two looks
 
-_MOST = 1 << 62
+ANY_LENGTH = 1 << 62
+"""As many bytes as a value of its kind may have."""
 
 
 class Untrusted(ValueError):
@@ -73,14 +74,14 @@ class TrustedStore:
         """
         value = self._sealed(kind, key, publisher, payload)
         there = bytes(self.raw.compare_set(key, "", value))
-        return self._opened(kind, key, None, there, _MOST)
+        return self._opened(kind, key, None, there, ANY_LENGTH)
 
     def read(
         self,
         kind: str,
         key: str,
         publisher: int | None,
-        longest: int = _MOST,
+        longest: int = ANY_LENGTH,
         *,
         was_there: bool = False,
     ) -> bytes:

@@ -93,7 +93,7 @@ class Planner:
         if (
             state is not None
             and self._choice is not None
-            and self._choice.is_too_dear(self._engine)
+            and self._choice.gives_up(self._engine)
         ):
             self._lay_out(state, asks=True)
         if (
@@ -116,7 +116,7 @@ class Planner:
         if self._expected is None:
             self._warn(self._agree(state, _FIRST), "")
             state = self._choose(state, _FIRST, optimizers)
-            self._lay_out(state, asks=self._choice is not None and self._choice.is_open)
+            self._lay_out(state, asks=self._chooses_again)
             return
         asks = any(self._expected.get(name) != found for name, found in self._claims(state).items())
         for region in state.regions:
@@ -146,7 +146,7 @@ class Planner:
                 self._share_nothing(state)
         self.waiting = False
         state = self._choose(state, str(step), optimizers)
-        self._lay_out(state, asks=self._choice is not None and self._choice.is_open)
+        self._lay_out(state, asks=self._chooses_again)
         if parted:
             self._warn(different, f"step {step} was not committed: ", equal_before)
             if not different and self._job.rank == 0:
@@ -257,6 +257,10 @@ class Planner:
         self._own.update(name for one in different for name in (*one.names, *one.partial))
         self._shared = {r.name: _identity(r) for r in state.regions if r.ranks}
         return different
+
+    @property
+    def _chooses_again(self) -> bool:
+        return self._choice is not None and self._choice.is_open
 
     def _choose(
         self, state: discovery.State, plan: str, optimizers: list[torch.optim.Optimizer]

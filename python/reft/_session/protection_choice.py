@@ -1,9 +1,9 @@
 """Which protection a job gets with REFT_SNAPSHOT_PROTECTION=auto.
 
-The ranks choose when they plan together. Each one says of every candidate what speaks against it:
-that some of its own state would not survive a lost node, or that there is no memory for it. The
-first candidate against which no rank has anything is taken; if there is no such one, ranks store
-nothing for a lost node, and rank 0 says why. What ranks store themselves comes before what goes
+The ranks choose when they plan together. Each rank writes its objections to every candidate: some
+of its own state would not survive a lost node, or the node has no memory for the candidate. The
+first candidate without an objection is taken; if each has one, ranks store nothing for a lost node,
+and rank 0 reports why. What ranks store themselves comes before what goes
 through the network.
 
 While snapshots cost more than REFT_SNAPSHOT_OVERHEAD_PERCENT even at the longest interval, rank 0
@@ -35,6 +35,7 @@ _STORED = ("aec", "arc", AOR)  # by ranks
 CANDIDATES = (*_STORED, PEER)
 _LEAST_SAVED = 0.1  # of arc's bytes, by which aec is worth its computation
 _MOST_TRIES = 3  # to choose where a rank was missing
+_SETTING = "REFT_SNAPSHOT_PROTECTION=auto"
 _ONE_NODE = "all ranks are on one node"
 _SHARDED = "a ZeroRedundancyOptimizer keeps each part of its state on one rank only"
 
@@ -106,7 +107,7 @@ class ProtectionChoice:
         self.is_sharded = self.is_open = False
         self._tries = 0
         self._too_dear: dict[str, str] = {}
-        self._said = ""
+        self._reported = ""
 
     def choose(self, facts: Facts, plan: str) -> str:
         """Chooses with all other ranks, which call this with the same plan.
@@ -141,8 +142,9 @@ class ProtectionChoice:
         self._report(against)
         return self.chosen
 
-    def is_too_dear(self, engine: _C.Rank) -> bool:
-        """Whether another choice shall be made, because of what snapshots cost."""
+    def gives_up(self, engine: _C.Rank) -> bool:
+        """Gives up candidates if snapshots cost too much. Returns whether it has given up any: the
+        ranks have to choose again."""
         if self._job.rank != 0 or self.chosen == NONE or not engine.exceeds_at_longest:
             return False
         limit, (_, overhead_ppm, _) = self._env["snapshot_overhead_percent"], engine.cadence
@@ -154,25 +156,21 @@ class ProtectionChoice:
     def _report(self, against: Against) -> None:
         if self._job.rank != 0:
             return
-        if _ONE_NODE in {why for _, why in against.values()}:
-            self._say(f"{_ONE_NODE}, so nothing is stored for a lost node")
-            return
-        reasons: dict[str, list[str]] = {}
+        by_reason: dict[str, list[str]] = {}
         for one, (rank, why) in against.items():
-            reasons.setdefault(f"{why} (rank {rank})", []).append(one)
-        told = "; ".join(f"not {', '.join(names)}: {why}" for why, names in reasons.items())
-        if self.chosen != NONE:
-            self._say(f"{self.chosen}" + (f"; {told}" if told else ""))
-            return
-        told = told or "not every rank has said what it needs"
-        if self._said != told:
-            self._said = told
-            _voice.warn(f"a lost node is NOT survived (REFT_SNAPSHOT_PROTECTION=auto): {told}")
-
-    def _say(self, what: str) -> None:
-        if self._said != what:
-            self._said = what
-            _voice.say(f"REFT_SNAPSHOT_PROTECTION=auto: {what}")
+            by_reason.setdefault(f"{why} (rank {rank})", []).append(one)
+        reasons = [f"not {', '.join(names)}: {why}" for why, names in by_reason.items()]
+        report = _voice.say
+        if _ONE_NODE in {why for _, why in against.values()}:
+            line = f"{_SETTING}: {_ONE_NODE}, so nothing is stored for a lost node"
+        elif self.chosen != NONE:
+            line = f"{_SETTING}: {'; '.join([self.chosen, *reasons])}"
+        else:
+            why = "; ".join(reasons) or "not every rank has written what it needs"
+            report, line = _voice.warn, f"a lost node is NOT survived ({_SETTING}): {why}"
+        if self._reported != line:
+            self._reported = line
+            report(line)
 
 
 def _chosen_of(parts: list[str]) -> str:
@@ -192,8 +190,8 @@ def _chosen_of(parts: list[str]) -> str:
 def _part_of(text: str) -> tuple[Objections, bool]:
     part = bounded_json.loads(text.encode(), limit=_LONGEST_PART)
     match part:
-        case [dict(said), bool(is_sharded)] if said.keys() >= set(CANDIDATES):
-            return {candidate: str(said[candidate]) for candidate in CANDIDATES}, is_sharded
+        case [dict(found), bool(is_sharded)] if found.keys() >= set(CANDIDATES):
+            return {candidate: str(found[candidate]) for candidate in CANDIDATES}, is_sharded
     raise ValueError("no objections of a rank")
 
 

@@ -427,8 +427,8 @@ class Resumer:
         return False
 
     def _dealt_unlike(self, planned: Any, name: str) -> str:
-        """Why what is left of an epoch cannot be dealt to another number of ranks: they do not agree
-        on it. "" if they do."""
+        """Why the rest of an epoch cannot be dealt to another number of ranks: these do not agree on
+        it. "" if they do."""
         text = json.dumps([] if planned is None else planned.dealt)
         found = gather.gather(self._job, self._store, f"{name}/dealt", text, _same_or_none)
         if planned is None or found.refusals or found.text == text:
@@ -495,7 +495,8 @@ def _check_donor(
     there = {row[0] for row in regions} | {alias[0] for alias in saved["aliases"]}
     if own := saved["strided"].keys() - state.replaceable:
         name = min(own)
-        raise _NotOfThisRank(f"{taken} saved {name} for itself alone, because it has gaps in memory")
+        why = "for itself alone, because it has gaps in memory"
+        raise _NotOfThisRank(f"{taken} saved {name} {why}")
     for region in state.regions:
         if region.name not in there and not region.is_replaceable:
             raise _NotOfThisRank(f"{taken} has not saved {region.name}")

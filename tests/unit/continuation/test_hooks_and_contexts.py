@@ -1,5 +1,5 @@
-"""What copies of contexts, contexts of decimal numbers, hooks on nodes of autograd, filters of loggers and bytearrays
-under tensors hold comes back, or is named."""
+"""Resumes restore, or name, what these hold: copies of contexts, contexts of decimal numbers, hooks on
+nodes of autograd, filters of loggers, bytearrays under tensors."""
 
 from __future__ import annotations
 

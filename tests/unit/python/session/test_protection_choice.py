@@ -1,4 +1,4 @@
-"""REFT_SNAPSHOT_PROTECTION=auto: what speaks against a protection, and what all ranks then choose."""
+"""REFT_SNAPSHOT_PROTECTION=auto: objections to protections, and what all ranks then choose."""
 
 from __future__ import annotations
 
@@ -144,9 +144,9 @@ def test_what_costs_too_much_is_given_up_step_by_step() -> None:
     env = {"snapshot_overhead_percent": 2, "snapshot_every": 1}
     first, engine = choose([facts()] * 4, env=env)[0], FakeEngine()
     engine.rhythm = (64, 30_000, 1_500)
-    assert first.chosen == "aec" and not first.is_too_dear(engine)  # type: ignore[arg-type]
+    assert first.chosen == "aec" and not first.gives_up(engine)  # type: ignore[arg-type]
     engine.exceeds = True
-    assert first.is_too_dear(engine)  # type: ignore[arg-type]
+    assert first.gives_up(engine)  # type: ignore[arg-type]
     assert objections(facts(), FOUR_NODES)["aec"] == "", "nothing but the cost speaks against it"
 
     store = trusted()
@@ -155,7 +155,7 @@ def test_what_costs_too_much_is_given_up_step_by_step() -> None:
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda one: one.choose(facts(), "9"), [first, *others]))
     assert found == ["peer"] * 4
-    assert first.is_too_dear(engine)  # type: ignore[arg-type]
+    assert first.gives_up(engine)  # type: ignore[arg-type]
     assert set(first._too_dear) == set(CANDIDATES)
 
 
@@ -163,4 +163,4 @@ def test_another_rank_does_not_decide_what_is_too_dear() -> None:
     env = {"snapshot_overhead_percent": 2, "snapshot_every": 1}
     engine = FakeEngine()
     engine.exceeds = True
-    assert not choose([facts()] * 4, env=env)[1].is_too_dear(engine)  # type: ignore[arg-type]
+    assert not choose([facts()] * 4, env=env)[1].gives_up(engine)  # type: ignore[arg-type]
