@@ -46,16 +46,17 @@ opt = torch.optim.SGD(model.parameters(), lr=0.1)
 def test_what_a_script_attaches_to_one(jobs: Runner) -> None:
     head = """
 model = torch.nn.Linear(8, 1)
-opt = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1))
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+opt.param_groups[0]["own"] = torch.zeros(2)  # `opt.defaults` leads to those of its class
+opt.param_groups[0]["own"].age = 0
 ages = []
 """
     update = """
-    setting = opt.param_groups[0]["lr"]
-    if step % 3 == 2:
-        setting.age = getattr(setting, "age", 0) + step
-    ages.append(getattr(setting, "age", None))
-    if step == 11:
-        del setting.age"""
+    if step == 8:
+        del opt.param_groups[0]["own"].age
+    elif step < 8:
+        opt.param_groups[0]["own"].age += step
+    ages.append(getattr(opt.param_groups[0]["own"], "age", None))"""
     script = (head + LOOP.replace("UPDATE", update)).replace("lr=float", "ages=ages, lr=float")
     jobs.same(script, kill="0:7:before_seal")
-    jobs.same(script, kill="0:12:before_seal")
+    jobs.same(script, kill="0:11:before_seal")  # it is gone, and the restarted script has it
