@@ -45,7 +45,7 @@ costs, b = [], B()
 for step in range(12):
     if step == 5:
         cost.register(A, of_a)
-    if step in (0, 10, 11):
+    if step in (0, 6, 10, 11):
         costs.append(cost(b))
     opt.zero_grad()
     model(torch.randn(3, 4)).square().mean().backward()
@@ -83,7 +83,7 @@ final(*model.parameters())
     [
         ("weakref.ref(held[-1], closed.append)", True),
         ("weakref.WeakMethod(sink.closed, closed.append)", True),
-        ("weakref.finalize(held[-1], closed.append, step)", True),
+        ("weakref.finalize(held[-1], closed.append, step) and None", True),
         ("weakref.proxy(held[-1], closed.append)", True),
         ("weakref.ref(held[-1])", False),
         ("weakref.proxy(held[-1])", False),
