@@ -602,7 +602,7 @@ def _foreign_attributes(
     namespace: dict[str, Any], codes: list[CodeType]
 ) -> list[tuple[str, str]]:
     """Names of the modules of others, and of the attributes of these, that an own module's code
-    sets."""
+    sets. Not reft's: a restore must not replace parts of what carries it out."""
     found: list[tuple[str, str]] = []
     for key, attribute in sorted(frozenset[tuple[str, str]]().union(*map(attributes_set, codes))):
         imported = key.removeprefix("import ")
@@ -612,6 +612,7 @@ def _foreign_attributes(
             and sys.modules.get(other.__name__) is other
             and not is_own(other.__name__)
             and not is_made(other)
+            and other.__name__.partition(".")[0] != "reft"
         ):
             found.append((other.__name__, attribute))
     return found
