@@ -124,8 +124,15 @@ std::shared_ptr<Restorer> makeRestorer(std::shared_ptr<AgentClient> client, cons
 
 py::list regionsOf(Restorer& self) {
   py::list result;
-  for (const RegionInfo& region : self.table().regions) {
+  const SnapshotTable& table = self.wanted();
+  for (const RegionInfo& region : table.regions) {
     result.append(py::make_tuple(region.name, region.dtype, region.shape, region.strides));
+  }
+  for (const SplitTensor& split : table.splits) {
+    if (split.bytesOf(table.world, table.rank) == 0) {
+      result.append(py::make_tuple(split.name, split.dtype, split.shapeOf(table.world, table.rank),
+                                   std::vector<int64_t>()));
+    }
   }
   return result;
 }
@@ -216,8 +223,10 @@ void bindRestore(py::module_& module) {
             self.putTable(SnapshotTable::fromJson(text));
           },
           py::arg("text"), "The table of the owner's vault, if that lies on another node.")
-      .def_property_readonly("regions", &regionsOf,
-                             "(name, dtype, shape, strides) of each saved region.")
+      .def_property_readonly(
+          "regions", &regionsOf,
+          "(name, dtype, shape, strides) of each saved tensor, as this rank is to have it; also "
+          "of those whose rows other ranks have.")
       .def(
           "difference",
           [](Restorer& self, const Rows& rows) {

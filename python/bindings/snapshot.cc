@@ -89,9 +89,10 @@ void askRoom(Rank& self, py::function room) {
   });
 }
 
-void setTable(Rank& self,
-              const std::vector<std::tuple<std::string, py::object, int32_t, bool, bool>>& rows,
-              const std::vector<std::pair<std::string, std::vector<int>>>& groups, bool plan_anew) {
+void setTable(
+    Rank& self, const std::vector<std::tuple<std::string, py::object, int32_t, bool, bool>>& rows,
+    const std::vector<std::pair<std::string, std::vector<int>>>& groups, bool plan_anew,
+    const std::vector<std::tuple<std::string, py::object, std::vector<int64_t>>>& splits) {
   std::vector<Rank::Region> regions;
   for (const auto& [name, handle, group, early, replaceable] : rows) {
     regions.push_back({name, tensorOf(handle), group, early, replaceable});
@@ -100,8 +101,12 @@ void setTable(Rank& self,
   for (const auto& [id, ranks] : groups) {
     infos.push_back({id, ranks});
   }
+  std::vector<SplitTensor> split_infos;
+  for (const auto& [name, handle, shape] : splits) {
+    split_infos.push_back(splitTensor(name, tensorOf(handle), shape));
+  }
   const py::gil_scoped_release release;
-  self.setTable(regions, std::move(infos), plan_anew);
+  self.setTable(regions, std::move(infos), std::move(split_infos), plan_anew);
 }
 
 const char* capture(Rank& self, int64_t step, const py::list& tensors, const py::bytes& objects,
@@ -207,8 +212,11 @@ void bindRank(py::module_& module) {
            "room: whether the vault may take so many bytes more; asked before each part of a slot.")
       .def("set_table", &setTable, py::arg("regions"), py::arg("groups"),
            py::arg("plan_anew") = false,
+           py::arg("splits") =
+               std::vector<std::tuple<std::string, py::object, std::vector<int64_t>>>(),
            "regions: (name, tensor, group, early, replaceable); groups: (id, ranks); plan_anew: "
-           "votes ask all ranks to plan.")
+           "votes ask all ranks to plan; splits: (name, this rank's rows, shape of all ranks' "
+           "together) of each tensor whose rows the ranks have in turn.")
       .def_property_readonly("plan_round",
                              [](const Rank& self) {
                                const auto round = self.engine().planRound();

@@ -236,7 +236,7 @@ std::chrono::nanoseconds Rank::slotWait(bool copied) const {
 }
 
 void Rank::setTable(const std::vector<Region>& regions, std::vector<GroupInfo> groups,
-                    bool plan_anew) {
+                    std::vector<SplitTensor> splits, bool plan_anew) {
   std::vector<RegionInfo> infos;
   uint64_t total = 0;
   for (const Region& region : regions) {
@@ -266,7 +266,7 @@ void Rank::setTable(const std::vector<Region>& regions, std::vector<GroupInfo> g
     }
   }
   engine_->setTable(buildTable(identity_.rank, identity_.world, std::move(infos), std::move(groups),
-                               std::string(protection_->name()), held, chunk),
+                               std::string(protection_->name()), held, chunk, std::move(splits)),
                     plan_anew);
 }
 

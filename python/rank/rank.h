@@ -89,9 +89,10 @@ class Rank {
   static Rank* current();  // nullptr: this process has none; a parent's does not count
   void check() { engine_->check(); }
 
-  // `plan_anew`: as in SnapshotEngine::setTable().
+  // `splits`: tensors of which each rank has some rows; `plan_anew`: as in
+  // SnapshotEngine::setTable().
   void setTable(const std::vector<Region>& regions, std::vector<GroupInfo> groups,
-                bool plan_anew = false);
+                std::vector<SplitTensor> splits, bool plan_anew);
   // kNoTable: a tensor has another type, shape or layout than its region, or shares the memory of
   // another one since; setTable() has to come first.
   // kUnderWay: an op that was issued may still write a region; nothing is copied.

@@ -133,6 +133,7 @@ class Rank:
         regions: Sequence[tuple[str, torch.Tensor, int, bool, bool]],
         groups: Sequence[tuple[str, Sequence[int]]],
         plan_anew: bool = ...,
+        splits: Sequence[tuple[str, torch.Tensor, Sequence[int]]] = ...,
     ) -> None: ...
     def protect(self, setting: str) -> None: ...
     @property

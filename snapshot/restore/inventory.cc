@@ -90,9 +90,12 @@ std::vector<uint32_t> ownSet(const SnapshotTable& table, int32_t group) {
   return set == nullptr ? std::vector<uint32_t>() : *set;
 }
 
-std::string onlyHere(const SnapshotTable& table) {
+// The first region that no other rank has, and for which no other rank's may stand in; "": none.
+// `without`: names that do not count.
+std::string onlyHere(const SnapshotTable& table, const std::set<std::string_view>& without) {
   for (const RegionInfo& region : table.regions) {
-    if (region.group < 0 && region.bytes > 0 && !region.replaceable) {
+    if (region.group < 0 && region.bytes > 0 && !region.replaceable &&
+        !without.contains(region.name)) {
       return region.name;
     }
   }
@@ -151,8 +154,14 @@ std::vector<SlotSummary> summarizeVerified(const VaultReader& reader,
       if (std::any_of(bad.begin(), bad.end(), [](const auto& part) { return part.first < 0; })) {
         continue;  // a private part has no second source here
       }
-      SlotSummary summary{view.index, view.step,        view.incarnation, view.cut,
-                          {},         table.protection, onlyHere(table)};
+      SlotSummary summary{view.index, view.step, view.incarnation, view.cut, {}, table.protection};
+      std::set<std::string_view> split;
+      for (const SplitTensor& tensor : table.splits) {
+        split.insert(tensor.name);
+      }
+      summary.only_here = onlyHere(table, {});
+      summary.indivisible = onlyHere(table, split);
+      summary.splits = digestOf(table.splits);
       const std::vector<uint64_t> layouts = groupLayouts(table);
       for (size_t g = 0; g < table.groups.size(); ++g) {
         const auto index = static_cast<int32_t>(g);
@@ -203,7 +212,7 @@ std::string inventoryJson(const std::vector<VaultSummary>& vaults) {
         held.push_back({at->second, group.shards, group.digest, group.layout, group.parity_set});
       }
       slots.push_back({slot.slot, slot.step, slot.incarnation, slot.cut, slot.protection,
-                       std::move(held), slot.only_here});
+                       std::move(held), slot.only_here, slot.indivisible, slot.splits});
     }
     list.push_back({{"rank", vault.rank},
                     {"node", vault.node},
@@ -273,6 +282,8 @@ std::vector<VaultSummary> parseInventories(const std::vector<std::string>& texts
           slot.cut = integerOf<uint64_t>(s.at(3));
           slot.protection = s.at(4).get<std::string>();
           slot.only_here = s.at(6).get<std::string>();
+          slot.indivisible = s.at(7).get<std::string>();
+          slot.splits = integerOf<uint64_t>(s.at(8));
           for (const Json& g : s.at(5)) {
             const auto group = integerOf<uint32_t>(g.at(0));
             if (group >= groups.size()) {

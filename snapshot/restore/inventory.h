@@ -45,6 +45,8 @@ struct SlotSummary {
   std::string protection = "none";
   // A region that no other rank has, and for which no other rank's may stand in; "": none.
   std::string only_here = {};
+  std::string indivisible = {};  // as only_here, of what is no part of a split tensor
+  uint64_t splits = 0;           // digestOf() the split tensors; 0: there are none
 };
 
 // A vault, by what its writer has said of itself beside the slots.

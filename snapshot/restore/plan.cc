@@ -111,9 +111,8 @@ std::optional<std::string> gather(const Found& found, Groups& groups) {
   return std::nullopt;
 }
 
-// Fills the plan's groups or names what is lost.
-std::optional<std::string> findRecipes(const Groups& groups, RestorePlan& plan) {
-  uint32_t tag = 1;  // 0: the private part
+// Fills the plan's groups or names what is lost. `tag`: the next one that is free.
+std::optional<std::string> findRecipes(const Groups& groups, RestorePlan& plan, uint32_t& tag) {
   for (const auto& [id, gathered] : groups) {
     GroupPlan& group = plan.groups[id];
     group.ranks = gathered.shared->ranks;
@@ -224,8 +223,9 @@ int64_t partsOf(const SlotSummary& slot) {
 }
 
 // Gives all ranks a donor, or returns why another number of ranks cannot go on. Which part of a
-// model a rank of now has is not known here, so each rank of then must have had all of it.
-std::optional<std::string> resize(const Found& found, RestorePlan& plan) {
+// model a rank of now has is not known here, so each rank of then must have had all of it, but for
+// what all ranks split by rows. `tag`: the first one that is free.
+std::optional<std::string> resize(const Found& found, RestorePlan& plan, uint32_t tag) {
   const std::string as_many =
       "start " + std::to_string(plan.savedBy()) + " ranks to resume from it";
   for (const auto& [id, group] : plan.groups) {
@@ -236,11 +236,25 @@ std::optional<std::string> resize(const Found& found, RestorePlan& plan) {
     }
   }
   for (const auto& [rank, where] : found) {
-    const std::string& region = where.second->only_here;
+    const std::string& region = where.second->indivisible;
     if (!region.empty() && plan.savedBy() > 1) {  // what a single rank has is all that there is
       return std::to_string(plan.savedBy()) + " ranks saved it, and " + region + " of rank " +
              std::to_string(rank) + " is a part that no other rank has: " + as_many;
     }
+  }
+  const uint64_t splits = found.begin()->second.second->splits;
+  const bool are_alike = std::ranges::all_of(
+      found, [splits](const auto& entry) { return entry.second.second->splits == splits; });
+  if (!are_alike || (splits != 0 && static_cast<int>(found.size()) != plan.savedBy())) {
+    return std::to_string(plan.savedBy()) + " ranks saved it, which had rows of " +
+           (are_alike ? "tensors, and those of some are lost" : "different tensors") + ": " +
+           as_many;
+  }
+  if (splits != 0) {
+    if (uint64_t{tag} + static_cast<uint64_t>(plan.savedBy()) > kMostTags) {
+      return std::to_string(plan.savedBy()) + " ranks saved it, which are too many: " + as_many;
+    }
+    plan.rows_tag = tag;
   }
   std::map<int, int> donor;
   for (int rank = 0; rank < plan.shape.world; ++rank) {
@@ -292,13 +306,14 @@ std::optional<std::string> tryPlan(const Found& found,
   if (auto reason = gather(found, groups)) {
     return reason;
   }
-  if (auto reason = findRecipes(groups, plan)) {
+  uint32_t tag = 1;  // 0: the private part
+  if (auto reason = findRecipes(groups, plan, tag)) {
     return reason;
   }
   if (auto reason = findDonors(missing, found, groups, plan)) {
     return reason;
   }
-  return plan.isResized() ? resize(found, plan) : std::nullopt;
+  return plan.isResized() ? resize(found, plan, tag) : std::nullopt;
 }
 
 // The recipe by which `receiver` gets a shard: from its owner's vault, else from vaults of its
@@ -349,6 +364,28 @@ bool readsPartOf(const RestorePlan& plan, const GroupPlan& group, uint32_t shard
       return plan.readerOf(group.ranks[part.member]) == rank;
     });
   });
+}
+
+// From each vault, the rows that its rank had and `rank` has now.
+void addRows(const RestorePlan& plan, int rank, const SnapshotTable& table,
+             std::vector<Move>& moves) {
+  std::map<std::string_view, uint32_t> region_of;
+  for (uint32_t region = 0; region < table.regions.size(); ++region) {
+    region_of.emplace(table.regions[region].name, region);
+  }
+  for (int vault = 0; vault < plan.savedBy(); ++vault) {
+    Move move{-1,
+              0,
+              Decode::kCopy,
+              {sourceOf(plan, rank, vault, 0, plan.rows_tag + static_cast<uint32_t>(vault))},
+              {}};
+    for (const RowsFor& rows : rowsFor(plan, table.splits, vault, rank)) {
+      const uint32_t region = region_of.at(table.splits[rows.split].name);
+      move.ranges.push_back({region, rows.to, rows.to + rows.bytes});
+      move.from.push_back(rows.from);
+    }
+    moves.push_back(std::move(move));
+  }
 }
 
 // Calls fn(group id, group, shard, recipe) for each shard that `receiver` takes, in the order of
@@ -467,8 +504,15 @@ std::vector<ShardRange> rangesOf(const SnapshotTable& table, const std::string& 
                                  uint32_t shard) {
   std::vector<ShardRange> ranges;
   if (group.empty()) {
+    std::set<std::string_view> without;
+    for (const SplitTensor& split : table.splits) {
+      if (shard == kUnsplit) {
+        without.insert(split.name);
+      }
+    }
     for (uint32_t region = 0; region < table.regions.size(); ++region) {
-      if (table.regions[region].group < 0 && table.regions[region].bytes > 0) {
+      if (table.regions[region].group < 0 && table.regions[region].bytes > 0 &&
+          !without.contains(table.regions[region].name)) {
         ranges.push_back({region, 0, table.regions[region].bytes});
       }
     }
@@ -483,13 +527,76 @@ std::vector<ShardRange> rangesOf(const SnapshotTable& table, const std::string& 
   return ranges;
 }
 
+SnapshotTable tableOf(const RestorePlan& plan, int rank, const SnapshotTable& saved) {
+  SnapshotTable table;
+  table.rank = rank;
+  table.world = plan.shape.world;
+  table.protection = saved.protection;
+  table.groups = saved.groups;
+  table.splits = saved.splits;
+  std::map<std::string_view, const SplitTensor*> by_name;
+  for (const SplitTensor& split : saved.splits) {
+    by_name.emplace(split.name, &split);
+  }
+  // Where the owner had them, and behind them what it had no rows of: the order does not matter.
+  const auto add = [&](const SplitTensor& split, const RegionInfo* had) {
+    const uint64_t bytes = split.bytesOf(table.world, rank);
+    if (bytes > 0) {
+      RegionInfo region;
+      if (had != nullptr) {
+        region = *had;
+      }
+      region.name = split.name;
+      region.dtype = split.dtype;
+      region.shape = split.shapeOf(table.world, rank);
+      region.bytes = bytes;
+      region.row_bytes = split.row_bytes;
+      table.regions.push_back(std::move(region));
+    }
+  };
+  for (const RegionInfo& region : saved.regions) {
+    if (const auto at = by_name.find(region.name); at != by_name.end()) {
+      add(*at->second, &region);
+      by_name.erase(at);
+    } else {
+      table.regions.push_back(region);
+    }
+  }
+  for (const auto& [name, split] : by_name) {
+    add(*split, nullptr);
+  }
+  return table;
+}
+
+std::vector<RowsFor> rowsFor(const RestorePlan& plan, const std::vector<SplitTensor>& splits,
+                             int vault, int rank) {
+  std::vector<RowsFor> found;
+  for (uint32_t i = 0; i < splits.size(); ++i) {
+    const SplitTensor& split = splits[i];
+    const RowRange had = rowsOf(split.shape[0], plan.savedBy(), vault);
+    const RowRange has = rowsOf(split.shape[0], plan.shape.world, rank);
+    const int64_t begin = std::max(had.begin, has.begin), end = std::min(had.end, has.end);
+    if (begin < end) {
+      const auto bytes = [&](int64_t rows) {
+        return static_cast<uint64_t>(rows) * split.row_bytes;
+      };
+      found.push_back({i, bytes(begin - had.begin), bytes(begin - has.begin), bytes(end - begin)});
+    }
+  }
+  return found;
+}
+
 std::vector<Move> movesOf(const RestorePlan& plan, int rank, const SnapshotTable& table) {
   std::vector<Move> moves;
+  const uint32_t own = plan.privatePart();
   moves.push_back({-1,
-                   0,
+                   own,
                    Decode::kCopy,
-                   {sourceOf(plan, rank, plan.ownerFor(rank), 0, 0)},
-                   rangesOf(table, "", 0)});
+                   {sourceOf(plan, rank, plan.ownerFor(rank), own, 0)},
+                   rangesOf(table, "", own)});
+  if (plan.rows_tag > 0) {
+    addRows(plan, rank, table, moves);
+  }
   std::map<std::string, int32_t> index_of;
   for (size_t g = 0; g < table.groups.size(); ++g) {
     index_of.emplace(table.groups[g].id, static_cast<int32_t>(g));
@@ -517,10 +624,10 @@ std::vector<Move> movesOf(const RestorePlan& plan, int rank, const SnapshotTable
 std::vector<Transfer> transfersOf(const RestorePlan& plan, int rank) {
   std::vector<Transfer> transfers;
   const auto add = [&](int receiver, const std::string& group, int vault, uint32_t shard,
-                       uint32_t tag) {
+                       uint32_t tag, bool rows = false) {
     const MoveSource source = sourceOf(plan, receiver, vault, shard, tag);
     if (source.kind == MoveSource::Kind::kPeer && (source.reader == rank || receiver == rank)) {
-      transfers.push_back({source.reader, receiver, vault, source.slot, group, shard, tag});
+      transfers.push_back({source.reader, receiver, vault, source.slot, group, shard, tag, rows});
     }
   };
   const auto addRecipe = [&](int receiver, const std::string& id, const GroupPlan& group,
@@ -530,15 +637,26 @@ std::vector<Transfer> transfersOf(const RestorePlan& plan, int rank) {
       add(receiver, id, group.ranks[part.member], part.shard, group.tagOf(shard, i));
     }
   };
+  const uint32_t own = plan.privatePart();
   // What it receives.
-  add(rank, "", plan.ownerFor(rank), 0, 0);
+  add(rank, "", plan.ownerFor(rank), own, 0);
   forEachShard(plan, rank,
                [&](const std::string& id, const GroupPlan& group, uint32_t shard,
                    const Recipe& recipe) { addRecipe(rank, id, group, shard, recipe); });
   // What it sends: only shards of which it reads a part, to all that take the group.
   for (int receiver = 0; receiver < plan.shape.world; ++receiver) {
     if (receiver != rank) {
-      add(receiver, "", plan.ownerFor(receiver), 0, 0);
+      add(receiver, "", plan.ownerFor(receiver), own, 0);
+    }
+  }
+  for (int vault = 0; vault < plan.savedBy() && plan.rows_tag > 0; ++vault) {
+    const uint32_t tag = plan.rows_tag + static_cast<uint32_t>(vault);
+    add(rank, "", vault, 0, tag, true);
+    const bool is_reader = plan.readerOf(vault) == rank;
+    for (int receiver = 0; receiver < plan.shape.world && is_reader; ++receiver) {
+      if (receiver != rank) {
+        add(receiver, "", vault, 0, tag, true);
+      }
     }
   }
   for (const auto& [id, group] : plan.groups) {

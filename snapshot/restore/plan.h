@@ -13,9 +13,10 @@
 // first, whatever their numbers: a job that began anew with more or fewer ranks has left the others
 // behind, and one that went on has later steps.
 //
-// A step that another number of ranks saved can be resumed, too, if all of them had the same: then
-// each rank takes what a rank of then saved (`donor`). What depends on the number of ranks, as the
-// share of the data, is left to the caller.
+// A step that another number of ranks saved can be resumed, too, if all of them had the same, or
+// rows of the same tensors (snapshot/state/split.h): then each rank takes what a rank of then saved
+// (`donor`), and of a split tensor the rows that are its own now. What depends on the number of
+// ranks, as the share of the data, is left to the caller.
 //
 // movesOf() and transfersOf() expand the plan for one rank. All of them take time in the number of
 // vaults and of the rank's parts, so a large job's restart is not their square.
@@ -58,6 +59,9 @@ struct VaultPlace {
   bool is_copy = false;  // that the node keeps for another one
 };
 
+// Parts of what no group has: all of it, or what is no part of a split tensor.
+inline constexpr uint32_t kPrivate = 0, kUnsplit = 1;
+
 struct GroupPlan {
   std::vector<int> ranks;                    // members, ascending
   std::vector<std::vector<Recipe>> recipes;  // per shard; none: it has no bytes
@@ -82,11 +86,16 @@ struct RestorePlan {
   // there were fewer, or its donor.
   std::map<int, int> donor;
   std::map<std::string, GroupPlan> groups;  // by id
+  // Another number of ranks saved split tensors: the tag of the message with rows from the vault of
+  // rank 0, followed by those of the other ranks. 0: there are no such messages.
+  uint32_t rows_tag = 0;
 
   // The rank whose small state, private regions and groups `rank` takes: itself, or its donor.
   int ownerFor(int rank) const;
   int savedBy() const { return static_cast<int>(vaults.size()); }
   bool isResized() const { return savedBy() != shape.world; }
+  // The part of a rank's own regions that its successor takes (rangesOf()).
+  uint32_t privatePart() const { return rows_tag > 0 ? kUnsplit : kPrivate; }
   bool isNear(int vault, int rank) const;  // the vault lies on the node of `rank`
   bool takesOwn(int rank) const;           // the rank goes on with the vault that it wrote
   // The rank that reads a vault for ranks of other nodes: its own rank, or the first rank of the
@@ -114,13 +123,15 @@ struct MoveSource {
   uint32_t tag = 0;    // kPeer: of the message
 };
 
-// One shard of a group, or all private regions, of one rank.
+// One shard of a group, all private regions, or rows of split tensors, of one rank.
 struct Move {
-  int32_t group = -1;  // index into the groups of the owner's table; -1: private regions
+  int32_t group = -1;  // index into the groups of the owner's table; -1: none
   uint32_t shard = 0;
   Decode decode = Decode::kCopy;
   std::vector<MoveSource> sources;  // as many as the decoding needs
   std::vector<ShardRange> ranges;   // of the owner's regions, in the order of the shard's bytes
+  // Rows: where each range begins in the region that the rank of the vault had.
+  std::vector<uint64_t> from = {};
 };
 
 // A part that one rank reads and another one receives.
@@ -131,17 +142,31 @@ struct Transfer {
   std::string group;   // "": private regions
   uint32_t shard = 0;  // the part as the vault stores it
   uint32_t tag = 0;    // unique among the receiver's messages
+  bool rows = false;   // of split tensors, those that the receiver has now (rowsFor())
 };
 
-// What `rank` writes into its live regions. `table`: of its owner's slot. Those that are decoded
-// from others of the same group come last.
+// What `rank` writes into its live regions. `table`: of its owner's slot, as the rank has it now
+// (tableOf()). Those that are decoded from others of the same group come last.
 std::vector<Move> movesOf(const RestorePlan& plan, int rank, const SnapshotTable& table);
 // What `rank` sends or receives. All ranks keep one order (by receiver, then by tag), so posting
 // transfers in it and waiting for the oldest never deadlocks.
 std::vector<Transfer> transfersOf(const RestorePlan& plan, int rank);
-// Ranges of a table's regions that one shard of a group covers; none for a parity. Group "": its
-// private regions.
+// Ranges of a table's regions that one shard of a group covers; none for a parity. Group "": a part
+// of its private regions.
 std::vector<ShardRange> rangesOf(const SnapshotTable& table, const std::string& group,
                                  uint32_t shard);
+
+// Regions and groups that `rank` of the job that resumes has if its owner had those of `saved`: its
+// own rows of split tensors.
+SnapshotTable tableOf(const RestorePlan& plan, int rank, const SnapshotTable& saved);
+
+// Rows of a split tensor that the rank of a vault had and another rank has now, in bytes of the
+// regions of both.
+struct RowsFor {
+  uint32_t split = 0;  // index into the split tensors, which are equal in all tables
+  uint64_t from = 0, to = 0, bytes = 0;
+};
+std::vector<RowsFor> rowsFor(const RestorePlan& plan, const std::vector<SplitTensor>& splits,
+                             int vault, int rank);
 
 }  // namespace reft

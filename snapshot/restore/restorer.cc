@@ -23,6 +23,25 @@ uint64_t bytesOf(const std::vector<ShardRange>& ranges) {
       [](uint64_t sum, const ShardRange& range) { return sum + range.end - range.begin; });
 }
 
+uint64_t bytesOf(const std::vector<SlotSource::Copy>& copies) {
+  return copies.empty() ? 0 : copies.back().at + copies.back().bytes;
+}
+
+// The rows of split tensors that a vault has and the receiver has now, one behind the other.
+std::vector<SlotSource::Copy> rowsIn(const SlotSource& vault, const RestorePlan& plan,
+                                     const Transfer& transfer) {
+  std::vector<SlotSource::Copy> copies;
+  uint64_t at = 0;
+  const std::vector<SplitTensor>& splits = vault.table().splits;
+  for (const RowsFor& rows : rowsFor(plan, splits, transfer.vault, transfer.receiver)) {
+    const std::string& name = splits[rows.split].name;
+    copies.push_back(
+        {vault.offsetWithin(name, rows.from, rows.from + rows.bytes), rows.bytes, nullptr, at});
+    at += rows.bytes;
+  }
+  return copies;
+}
+
 std::string describe(const std::string& dtype, const std::vector<int64_t>& shape) {
   std::string text = dtype + " [";
   for (size_t i = 0; i < shape.size(); ++i) {
@@ -77,6 +96,16 @@ const SnapshotTable& Restorer::table() {
   return *sent_table_;
 }
 
+const SnapshotTable& Restorer::wanted() {
+  if (plan_.rows_tag == 0) {
+    return table();
+  }
+  if (!wanted_) {
+    wanted_ = tableOf(plan_, rank_, table());
+  }
+  return *wanted_;
+}
+
 std::string Restorer::objects() {
   if (!hasOwnersVault()) {
     throw Unavailable("the small state of rank " + std::to_string(owner_) + " lies on node " +
@@ -91,7 +120,7 @@ std::string Restorer::difference(const std::vector<LiveRegion>& live) {
   for (const LiveRegion& region : live) {
     by_name.emplace(region.name, &region);
   }
-  for (const RegionInfo& saved : table().regions) {
+  for (const RegionInfo& saved : wanted().regions) {
     const auto at = by_name.find(saved.name);
     if (at == by_name.end()) {
       return saved.name + " (" + describe(saved.dtype, saved.shape) +
@@ -113,7 +142,7 @@ std::string Restorer::difference(const std::vector<LiveRegion>& live) {
 
 uint64_t Restorer::restore(const std::vector<LiveRegion>& live, PeerTransport* transport,
                            const Upload& upload) {
-  const SnapshotTable& saved = table();
+  const SnapshotTable& saved = wanted();
   const std::vector<Move> moves = movesOf(plan_, rank_, saved);
   std::set<int32_t> decoded;
   for (const Move& move : moves) {
@@ -183,15 +212,20 @@ uint64_t Restorer::restore(const std::vector<LiveRegion>& live, PeerTransport* t
     SlotSource& from = slot(source.vault);
     reads(from, bytesOf(move.ranges));
     auto& [copies, staged] = local[source.vault];
-    for (const ShardRange& range : move.ranges) {
+    for (size_t i = 0; i < move.ranges.size(); ++i) {
+      const ShardRange& range = move.ranges[i];
+      const uint64_t bytes = range.end - range.begin;
       std::byte* to = writing.hostAddress(range);
       if (to == nullptr) {
-        staged.push_back({&range, hostBuffer(range.end - range.begin)});
+        staged.push_back({&range, hostBuffer(bytes)});
         to = staged.back().bytes.get();
       }
-      copies.push_back(
-          {from.offsetOf(saved.regions[range.region].name, source.shard, range.begin, range.end),
-           range.end - range.begin, to});
+      const std::string& name = saved.regions[range.region].name;
+      const uint32_t shard = move.group < 0 ? 0 : source.shard;
+      const uint64_t at = move.from.empty()
+                              ? from.offsetOf(name, shard, range.begin, range.end)
+                              : from.offsetWithin(name, move.from[i], move.from[i] + bytes);
+      copies.push_back({at, bytes, to});
     }
   }
   for (auto& [vault, work] : local) {
@@ -228,7 +262,13 @@ uint64_t Restorer::restore(const std::vector<LiveRegion>& live, PeerTransport* t
     const bool sends = transfer.sender == rank_;
     const Awaited* const awaited = sends ? nullptr : &received.at(transfer.tag);
     SlotSource* const from = sends ? &slot(transfer.vault) : nullptr;
-    const uint64_t bytes = sends ? from->bytesOf(transfer.group, transfer.shard) : awaited->bytes;
+    std::vector<SlotSource::Copy> rows;
+    if (sends && transfer.rows) {
+      rows = rowsIn(*from, plan_, transfer);
+    }
+    const uint64_t bytes = !sends          ? awaited->bytes
+                           : transfer.rows ? bytesOf(rows)
+                                           : from->bytesOf(transfer.group, transfer.shard);
     if (bytes == 0) {
       continue;
     }
@@ -242,7 +282,14 @@ uint64_t Restorer::restore(const std::vector<LiveRegion>& live, PeerTransport* t
     Flight flight{nullptr, hostBuffer(bytes), bytes, awaited};
     const std::span<std::byte> buffer(flight.buffer.get(), bytes);
     if (sends) {
-      from->copyPart(transfer.group, transfer.shard, buffer);
+      if (transfer.rows) {
+        for (SlotSource::Copy& copy : rows) {
+          copy.to = buffer.data() + copy.at;
+        }
+        from->copy(std::move(rows));
+      } else {
+        from->copyPart(transfer.group, transfer.shard, buffer);
+      }
       reads(*from, bytes);
       flight.pending = transport->send(buffer, transfer.receiver, transfer.tag);
     } else {

@@ -45,8 +45,9 @@ class Restorer {
   // Whether the owner's vault lies on this node; if not, putTable() must come before table().
   bool hasOwnersVault() const { return plan_.isNear(owner_, rank_); }
   void putTable(SnapshotTable table) { sent_table_ = std::move(table); }
-  const SnapshotTable& table();  // of the owner's slot
-  std::string objects();         // the owner's small state
+  const SnapshotTable& table();   // of the owner's slot
+  const SnapshotTable& wanted();  // what the live regions are to be: tableOf() it
+  std::string objects();          // the owner's small state
 
   // The slot of a vault on this node.
   SlotSource& slot(int vault);
@@ -65,7 +66,7 @@ class Restorer {
   int owner_;
   OpenVault open_;
   std::map<int, std::unique_ptr<SlotSource>> slots_;
-  std::optional<SnapshotTable> sent_table_;
+  std::optional<SnapshotTable> sent_table_, wanted_;
   Sources sources_;
 };
 

@@ -82,12 +82,25 @@ uint64_t SlotSource::offsetOf(const std::string& region, uint32_t shard, uint64_
   return at->second;
 }
 
+uint64_t SlotSource::offsetWithin(const std::string& region, uint64_t begin, uint64_t end) const {
+  // A private region is one piece.
+  const auto after = offsets_.lower_bound(Place(region, 0, 0, end));
+  if (after == offsets_.end() || std::get<0>(after->first) != region ||
+      std::get<1>(after->first) != 0 || std::get<2>(after->first) != 0 || begin > end) {
+    throw Corruption("rank " + std::to_string(reader_.identity().rank) + " step " +
+                     std::to_string(view_.step) + ": bytes " + std::to_string(begin) + " to " +
+                     std::to_string(end) + " of " + region + " are not stored");
+  }
+  return after->second + begin;
+}
+
 std::vector<SlotSource::Copy> SlotSource::findPart(const std::string& group, uint32_t part) const {
   std::vector<Copy> copies;
   uint64_t at = 0;
   for (const ShardRange& range : rangesOf(table_, group, part)) {
     const uint64_t bytes = range.end - range.begin;
-    copies.push_back({offsetOf(table_.regions[range.region].name, part, range.begin, range.end),
+    const uint32_t shard = group.empty() ? 0 : part;
+    copies.push_back({offsetOf(table_.regions[range.region].name, shard, range.begin, range.end),
                       bytes, nullptr, at});
     at += bytes;
   }

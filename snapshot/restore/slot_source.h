@@ -46,6 +46,8 @@ class SlotSource {
   std::string objects() const { return reader_.objects(view_); }
   // Payload offset of bytes [begin, end) of a region, which this slot stores as part of `shard`.
   uint64_t offsetOf(const std::string& region, uint32_t shard, uint64_t begin, uint64_t end) const;
+  // That of bytes [begin, end) of a private region.
+  uint64_t offsetWithin(const std::string& region, uint64_t begin, uint64_t end) const;
   void copy(std::vector<Copy> copies) const;
   // A part of a group, which is a shard or the rank's parity, or all private regions (group ""):
   // its bytes, one behind the other. Throws Corruption if `to` has another length.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <tuple>
@@ -21,6 +22,7 @@ using Json = nlohmann::json;
 
 constexpr uint64_t kPieceAlign = 64;
 constexpr size_t kMaxItems = 10'000'000;
+constexpr int64_t kMostRows = int64_t{1} << 48;
 constexpr size_t kLongestTable = size_t{1} << 30;
 
 [[noreturn]] void corrupt(const std::string& what) {
@@ -65,6 +67,38 @@ std::vector<ParityRun> parityRuns(const SnapshotTable& table, uint32_t group, ui
   }
   add(done, cells.bytes(), false);
   return runs;
+}
+
+// What is wrong with the tensors that all ranks have in parts, as a rank's regions have its own; ""
+// if nothing is.
+std::string splitProblem(const SnapshotTable& table) {
+  std::map<std::string_view, const RegionInfo*> by_name;
+  for (const RegionInfo& region : table.regions) {
+    by_name.emplace(region.name, &region);
+  }
+  std::set<std::string_view> seen;
+  for (const SplitTensor& split : table.splits) {
+    const bool has_rows = !split.shape.empty() && split.shape[0] >= 0 &&
+                          split.shape[0] <= kMostRows && split.row_bytes > 0 &&
+                          split.row_bytes <= UINT64_MAX / static_cast<uint64_t>(kMostRows);
+    if (!has_rows || !seen.insert(split.name).second) {
+      return split.name;
+    }
+    const uint64_t bytes = split.bytesOf(table.world, table.rank);
+    const auto at = by_name.find(split.name);
+    if ((at != by_name.end()) != (bytes > 0)) {
+      return split.name;
+    }
+    if (at == by_name.end()) {
+      continue;
+    }
+    const RegionInfo& own = *at->second;
+    if (own.group >= 0 || own.dtype != split.dtype || own.bytes != bytes || !own.strides.empty() ||
+        own.shape != split.shapeOf(table.world, table.rank)) {
+      return split.name;
+    }
+  }
+  return "";
 }
 
 // Lays pieces out one behind the other from `offset` on; returns where they end.
@@ -122,7 +156,8 @@ std::vector<ShardRange> shardRanges(const std::vector<RegionInfo>& regions, int3
 
 SnapshotTable buildTable(int rank, int world, std::vector<RegionInfo> regions,
                          std::vector<GroupInfo> groups, const std::string& protection,
-                         const std::vector<std::vector<uint32_t>>& held, uint64_t chunk_bytes) {
+                         const std::vector<std::vector<uint32_t>>& held, uint64_t chunk_bytes,
+                         std::vector<SplitTensor> splits) {
   SnapshotTable table;
   table.rank = rank;
   table.world = world;
@@ -130,6 +165,14 @@ SnapshotTable buildTable(int rank, int world, std::vector<RegionInfo> regions,
   table.chunk_bytes = chunk_bytes;
   table.regions = std::move(regions);
   table.groups = std::move(groups);
+  table.splits = std::move(splits);
+  if (world < 1 || rank < 0 || rank >= world) {
+    throw InvalidArgument("rank", std::to_string(rank), "0.." + std::to_string(world - 1));
+  }
+  if (const std::string name = splitProblem(table); !name.empty()) {
+    throw InvalidArgument("split tensor", name,
+                          "tensors of which a rank's region has the rows that are its own");
+  }
   if (chunk_bytes == 0 || chunk_bytes % kPieceAlign != 0) {
     throw InvalidArgument("chunk_bytes", std::to_string(chunk_bytes), "a positive multiple of 64");
   }
@@ -287,6 +330,10 @@ std::string SnapshotTable::toJson() const {
   for (const GroupInfo& g : groups) {
     groups_json.push_back({g.id, g.ranks, g.sets});
   }
+  Json splits_json = Json::array();
+  for (const SplitTensor& s : splits) {
+    splits_json.push_back({s.name, s.dtype, s.shape, s.row_bytes});
+  }
   Json parities_json = Json::array();
   for (const ParityPiece& p : parities) {
     parities_json.push_back({p.group, p.begin, p.end, p.payload_offset});
@@ -303,6 +350,7 @@ std::string SnapshotTable::toJson() const {
               {"payload_bytes", payload_bytes},
               {"regions", std::move(regions_json)},
               {"groups", std::move(groups_json)},
+              {"splits", std::move(splits_json)},
               {"pieces", std::move(pieces_json)},
               {"parities", std::move(parities_json)}}
       .dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -341,6 +389,10 @@ SnapshotTable SnapshotTable::fromJson(std::string_view text) {
       info.replaceable = r.at(8).get<bool>();
       table.regions.push_back(std::move(info));
     }
+    for (const Json& s : json.at("splits")) {
+      table.splits.push_back({s.at(0).get<std::string>(), s.at(1).get<std::string>(),
+                              integersOf<int64_t>(s.at(2)), integerOf<uint64_t>(s.at(3))});
+    }
     for (const Json& p : json.at("pieces")) {
       table.pieces.push_back({integerOf<uint32_t>(p.at(0)), integerOf<uint32_t>(p.at(1)),
                               integerOf<uint64_t>(p.at(2)), integerOf<uint64_t>(p.at(3)),
@@ -360,8 +412,8 @@ SnapshotTable SnapshotTable::fromJson(std::string_view text) {
   }
   if (table.chunk_bytes == 0 || table.chunk_bytes % kPieceAlign != 0 ||
       table.regions.size() > kMaxItems || table.pieces.size() > kMaxItems ||
-      table.parities.size() > kMaxItems || table.early_bytes > table.payload_bytes ||
-      table.early_bytes % table.chunk_bytes != 0) {
+      table.parities.size() > kMaxItems || table.splits.size() > kMaxItems ||
+      table.early_bytes > table.payload_bytes || table.early_bytes % table.chunk_bytes != 0) {
     corrupt("sizes");
   }
   for (const GroupInfo& group : table.groups) {
@@ -395,6 +447,9 @@ SnapshotTable SnapshotTable::fromJson(std::string_view text) {
     if (!region.strides.empty() && region.strides.size() != region.shape.size()) {
       corrupt("strides of region " + region.name);
     }
+  }
+  if (const std::string name = splitProblem(table); !name.empty()) {
+    corrupt("rows of tensor " + name);
   }
   // Both kinds of pieces lie in the payload, in order, and none overlaps another.
   const auto lies_in = [&](const auto& piece, uint64_t end) {

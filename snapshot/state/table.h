@@ -7,6 +7,8 @@
 // memory. A group of D members whose protection stores parities numbers that of member k as part
 // D + k (parity_cells.h).
 //
+// A rank's own regions may be its rows of tensors that all ranks have in parts (split.h).
+//
 // Threads: values. Errors: fromJson throws Corruption; buildTable throws InvalidArgument.
 #pragma once
 
@@ -14,6 +16,8 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "snapshot/state/split.h"
 
 namespace reft {
 
@@ -58,7 +62,8 @@ struct SnapshotTable {
   std::string protection = "none";
   std::vector<RegionInfo> regions;
   std::vector<GroupInfo> groups;
-  std::vector<Piece> pieces;  // by ascending payload_offset; early regions first
+  std::vector<SplitTensor> splits;  // that all ranks have in parts
+  std::vector<Piece> pieces;        // by ascending payload_offset; early regions first
   // By ascending payload_offset, in chunks of their own; those that cover early regions are early.
   std::vector<ParityPiece> parities;
   uint64_t early_bytes = 0;  // payload before this offset is early (multiple of chunk_bytes)
@@ -93,6 +98,7 @@ std::vector<ShardRange> shardRanges(const std::vector<RegionInfo>& regions, int3
 // group.
 SnapshotTable buildTable(int rank, int world, std::vector<RegionInfo> regions,
                          std::vector<GroupInfo> groups, const std::string& protection,
-                         const std::vector<std::vector<uint32_t>>& held, uint64_t chunk_bytes);
+                         const std::vector<std::vector<uint32_t>>& held, uint64_t chunk_bytes,
+                         std::vector<SplitTensor> splits = {});
 
 }  // namespace reft

@@ -17,7 +17,7 @@ namespace reft {
 
 constexpr uint64_t kVaultMagic = 0x31544C5654464552;  // "REFTVLT1"
 constexpr uint64_t kSlotMagic = 0x31544C5354464552;   // "REFTSLT1"
-constexpr uint32_t kVaultVersion = 14;
+constexpr uint32_t kVaultVersion = 15;
 constexpr uint32_t kMaxSlots = 3;
 constexpr uint64_t kPage = 4096;
 constexpr uint32_t kMaxGroupDigests = 64;

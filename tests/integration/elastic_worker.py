@@ -2,18 +2,20 @@
 `<rank> <epoch> <batch> <step> <loss> <items…>` to `$LOG` after each step.
 
     python elastic_worker.py [--workers W] [--sampler default|own] [--share N] [--wide] [--width N]
-        [--hold FD]
+        [--hold FD] [--fsdp]
 
 `$KILL` is RANK:STEP: that rank kills itself after it has logged that step, which counts over all
 starts. `$STEPS` is how many there are, `$DELAY` how many seconds each one waits. `$READS-<pid>`
 gets a line before reft begins, and one after each step: how many bytes the process has read from
 storage, and how many of its resume came from vaults in memory, from vaults on storage, and from
-other nodes.
+other nodes. With `--fsdp`, the ranks have the model in parts, and `$LOG-state-<rank>` gets what
+all of them have together: a line `<step> <hash>` after each step.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import signal
 import time
@@ -21,6 +23,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
@@ -40,6 +44,16 @@ def note_reads() -> None:
             print(counters["read_bytes"], *restored, file=file)
 
 
+def hash_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Of all parameters, and of what the optimizer keeps of them."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        for tensor in (parameter, *optimizer.state[parameter].values()):
+            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            digest.update(whole.detach().numpy().tobytes())
+    return digest.hexdigest()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workers", type=int, default=0)
@@ -48,6 +62,7 @@ def main() -> None:
     parser.add_argument("--wide", action="store_true", help="as wide as there are ranks")
     parser.add_argument("--width", type=int, default=16, help="of the model, unless --wide")
     parser.add_argument("--hold", type=int, default=0, help="number of a descriptor to have open")
+    parser.add_argument("--fsdp", action="store_true", help="each rank has a part of the model")
     options = parser.parse_args()
     torch.set_num_threads(1)
     note_reads()
@@ -62,7 +77,10 @@ def main() -> None:
     config = {"batch": options.share // world or BATCH, "me": (rank, world)}
     loader = DataLoader(data, config["batch"], sampler=sampler, num_workers=options.workers)
     width = world if options.wide else options.width
-    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, width), torch.nn.Linear(width, 8)))
+    net = torch.nn.Sequential(torch.nn.Linear(8, width), torch.nn.Linear(width, 8))
+    if options.fsdp:
+        fully_shard(net[0])
+    model = fully_shard(net) if options.fsdp else DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
     step, seen = 0, 0
@@ -83,6 +101,10 @@ def main() -> None:
             with open(f"{os.environ['LOG']}-{rank}", "a") as log:
                 numbers = " ".join(map(str, index.tolist()))
                 print(rank, epoch, batch, step, loss.item().hex(), share, seen, numbers, file=log)
+            if options.fsdp:
+                found = hash_of(model, optimizer)
+                with open(f"{os.environ['LOG']}-state-{rank}", "a") as log:
+                    print(step, found, file=log)
             time.sleep(float(os.environ.get("DELAY", "0")))
             if os.environ.get("KILL") == f"{rank}:{step}":
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -36,7 +36,7 @@ def _binary() -> Path | None:
 BINARY = _binary()
 pytestmark = pytest.mark.skipif(BINARY is None, reason="needs reft-agent: build it, or set REFT_AGENT_PATH")
 INCARNATION = 0xABC
-VAULT_VERSION = 14  # as snapshot/vault/FORMAT.md has it
+VAULT_VERSION = 15  # as snapshot/vault/FORMAT.md has it
 RESTORE_NS = 29  # position of the counter in snapshot/vault/rank_stats.h
 
 

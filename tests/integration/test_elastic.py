@@ -36,7 +36,7 @@ class Row:
 
 def logged(folder: Path) -> list[Row]:
     rows = []
-    for path in folder.glob("log-*"):
+    for path in folder.glob("log-[0-9]*"):
         for line in path.read_text().splitlines():
             rank, epoch, _, step, loss, _, _, *items = line.split()
             rows.append(Row(int(rank), int(epoch), int(step), loss, list(map(int, items))))
@@ -50,6 +50,7 @@ class Attempts:
         self.bench, self.arguments = bench, arguments
         self.rows: list[Row] = []
         self.said = ""
+        self.states: dict[int, set[str]] = {}  # by step: hashes that ranks found at this start
 
     def start(self, world: int, steps: int, kill: str = "") -> int:
         """Returns the step at which it resumed, 0 for none. Keeps the rows that are not repeated."""
@@ -60,6 +61,10 @@ class Attempts:
         resumed = (ranks.resumed_at(self.said) or [0])[0]
         self.rows = [row for row in self.rows if row.step <= resumed]
         self.rows += [row for row in logged(folder) if row.step > resumed]
+        self.states = {}
+        for path in folder.glob("log-state-*"):
+            for line in path.read_text().splitlines():
+                self.states.setdefault(int(line.split()[0]), set()).add(line.split()[1])
         return resumed
 
     def items_of(self, epoch: int) -> Counter[int]:
@@ -92,6 +97,30 @@ def test_each_item_comes_once_when_ranks_leave_and_come_back(workers: int, kille
         assert sum(counts.values()) == ITEMS + -of_four % 4, counts.most_common(5)
         assert job.items_of(1) == Counter(range(ITEMS))
         assert sorted({row.step for row in job.rows}) == list(range(1, 51))
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("width", "worlds"), [(16, (4, 3, 4)), (5, (4, 2, 1, 3))])
+def test_parts_of_a_model_are_dealt_to_more_or_fewer_ranks(
+    width: int, worlds: tuple[int, ...]
+) -> None:
+    """FSDP2: each rank has some rows of each tensor. With a width of 5, the last of four ranks has
+    none of some. The state that goes on is that of the step."""
+    with ranks.bench(REFT_JOB_ID="job") as bench:
+        job = Attempts(bench, "--fsdp", "--width", str(width))
+        resumed = 0
+        last = 5 * len(worlds)
+        for i, world in enumerate(worlds, 1):
+            before = job.states
+            is_last = i == len(worlds)
+            step = job.start(world, last if is_last else 60, kill="" if is_last else f"0:{5 * i}")
+            assert (step > resumed) == bool(before), job.said
+            resumed = step
+            if before:
+                assert "state and place in the loop" in job.said, job.said
+                assert len(before[step]) == 1 and job.states[step] == before[step], (step, job.said)
+        assert max(job.items_of(0).values()) == 1, "no item comes twice"
+        assert sorted({row.step for row in job.rows}) == list(range(1, last + 1))
 
 
 @pytest.mark.timeout(300)

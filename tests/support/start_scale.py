@@ -146,7 +146,7 @@ class Traffic:
 def inventory(job: Job) -> str:
     """What a rank publishes that was killed at step 41: two steps of one group of all ranks."""
     held = [[0, [job.rank], 7, 5, []]]  # group, shards, digests of contents and layout, parity set
-    slots = [[slot, 40 + slot, 9, 0, "none", held, ""] for slot in (0, 1)]
+    slots = [[slot, 40 + slot, 9, 0, "none", held, "", "", 0] for slot in (0, 1)]
     vault = {"rank": job.rank, "node": job.node, "writer": 1, "resumed": -1, "copy": False, "world": job.world, "since": 7, "slots": slots}
     group = ["g", [[0, job.world - 1, 1]], []]  # ranks; empty shards
     return json.dumps({"groups": [group], "vaults": [vault]})

@@ -96,6 +96,9 @@ class State:
         missed: (what, why) of state that cannot be saved.
         replaceable: names of buffers and hyperparameters (`Region.is_replaceable`), also of those
             that are no regions.
+        splits: (rows of this rank, shape of all ranks' rows together), by name, of tensors whose
+            rows of dim 0 all ranks of the job have in turn, as `torch.chunk` deals them. Those of
+            which this rank has rows are regions.
     """
 
     regions: list[Region] = field(default_factory=list)
@@ -109,6 +112,7 @@ class State:
     scalers: list[Any] = field(default_factory=list)
     missed: list[tuple[str, str]] = field(default_factory=list)
     replaceable: set[str] = field(default_factory=set)
+    splits: dict[str, tuple[torch.Tensor, list[int]]] = field(default_factory=dict)
     _wrappers: set[str] = field(default_factory=set)
     _ambiguous: set[str] = field(default_factory=set)
     _lazy: list[torch.Tensor] = field(default_factory=list)
@@ -124,7 +128,8 @@ class State:
     def saved_names(self) -> set[str]:
         """Names of all tensors that come back."""
         names = {region.name for region in self.regions} | {alias.name for alias in self.aliases}
-        return (names | self.strided.keys() | self._wrappers) - self._ambiguous
+        names |= self.strided.keys() | self.splits.keys() | self._wrappers
+        return names - self._ambiguous
 
     def has_same_modules(self) -> bool:
         """Whether the modules have the parts, parameters and buffers that were found."""
@@ -288,12 +293,38 @@ def _local(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
     return tensor._local_tensor, members if len(members) > 1 else ()
 
 
+def _counted_by(parameter: Any) -> tuple[int, ...]:
+    """The ranks that count alike what an optimizer counts for a parameter (Adam's steps): those of
+    its mesh, which step it together; none if it has no placement."""
+    if not isinstance(parameter, DTensor) or parameter.device_mesh.get_coordinate() is None:
+        return ()
+    return tuple(sorted(int(rank) for rank in parameter.device_mesh.mesh.flatten().tolist()))
+
+
 def _placement_of(parameter: Any) -> tuple[int, ...]:
     """The ranks that the placement of a parameter calls equal; none if it has no placement."""
     try:
         return _local(parameter)[1]
     except Exception:  # noqa: BLE001  # this rank is not in a mesh that was cut
         return ()
+
+
+def _split_shape(tensor: torch.Tensor, local: torch.Tensor) -> list[int] | None:
+    """The shape of a tensor whose rows all ranks of the job have in turn; None if it is another."""
+    if not isinstance(tensor, DTensor) or not dist.is_initialized():
+        return None
+    mesh, placement = tensor.device_mesh, tensor.placements[0]
+    world, rank = dist.get_world_size(), dist.get_rank()
+    if mesh.ndim != 1 or type(placement) is not Shard or placement.dim != 0 or 0 in tensor.shape:
+        return None
+    if mesh.size() != world or mesh.mesh.tolist() != list(range(world)):
+        return None
+    rows, *others = tensor.shape
+    each = -(-rows // world)
+    own = min(max(rows - rank * each, 0), each)
+    if list(local.shape) != [own, *others] or not local.is_contiguous():
+        return None
+    return list(tensor.shape)
 
 
 def discover(
@@ -451,14 +482,16 @@ class _Finder:
             self._contents(held, home if held.ranks is None else held.ranks)
 
     def _contents(self, held: _Held, ranks: tuple[int, ...]) -> None:
-        """Adds the tensors in a part of what an optimizer keeps. What has no placement of its own
-        (Adam's step) is as equal as the parameter. A number in a parameter group is a
-        hyperparameter, which schedules set on all ranks alike."""
-        placed = _placement_of(held.parameter)
+        """Adds the tensors in a part of what an optimizer keeps. What has no placement of its own is
+        as equal as the parameter, but a number (Adam's step) is that of all who step it. A number
+        in a parameter group is a hyperparameter, which schedules set on all ranks alike."""
+        placed, counted = _placement_of(held.parameter), _counted_by(held.parameter)
         for name, tensor, place in tensors_in(
             held.holder[held.key], held.name, held.place, held.label
         ):
-            claimed = ranks or (() if isinstance(tensor, DTensor) else placed)
+            claimed = ranks
+            if not claimed and not isinstance(tensor, DTensor):
+                claimed = counted if tensor.numel() == 1 else placed
             is_replaceable = held.is_setting and tensor.numel() == 1
             self.add(name, tensor, claimed, held.is_setting, place, is_replaceable)
 
@@ -524,7 +557,10 @@ class _Finder:
             if problem == _GIVEN_BACK:
                 state._given_back.append(local)
             return
+        split = _split_shape(tensor, local)
         if local.numel() == 0:
+            if split is not None:
+                state.splits[name] = local, split
             return
         if not _C.is_dense(local):
             state.strided[name] = local
@@ -534,6 +570,8 @@ class _Finder:
         known = self._at.setdefault(local.data_ptr(), region)
         if known is region:
             state.regions.append(region)
+            if split is not None:
+                state.splits[name] = local, split
             return
         # A parameter that begins where a buffer does.
         known.is_replaceable = region.is_replaceable = known.is_replaceable and is_replaceable
@@ -541,6 +579,7 @@ class _Finder:
             state.aliases.append(Alias(name, known.name, tensor, place))
         else:  # the region is a part of this one
             self._at[local.data_ptr()] = region
+            state.splits.pop(known.name, None)
             state.regions[state.regions.index(known)] = region
             state.aliases.append(Alias(known.name, name, known.owner or known.tensor, known.place))
             for alias in state.aliases:

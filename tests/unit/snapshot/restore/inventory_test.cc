@@ -23,6 +23,8 @@ TEST(Inventory, RoundTripKeepsEverything) {
   auto vaults = replicas(3, 11, 1);
   vaults[1].slots[0].cut = kUnknownCut;
   vaults[2].slots[0].only_here = "o0.p1";
+  vaults[2].slots[0].indivisible = "o0.p1.exp_avg";
+  vaults[2].slots[0].splits = 17;
   vaults[0].slots[0].groups[0].digest = ~uint64_t{0};
   const auto again =
       parseInventories({inventoryJson({vaults[0]}), inventoryJson({vaults[1], vaults[2]})});
@@ -82,7 +84,7 @@ TEST(Inventory, RanksUpToTheHighestNumberAreRead) {
   for (const char* runs : {"[[2147483647,2147483647,1]]", "[[147483647,2147483647,1000000000]]"}) {
     const std::string text =
         std::string(R"({"groups":[["g",)") + runs +
-        R"(,[]]],"vaults":[{"rank":0,"node":0,"writer":1,"resumed":-1,"copy":false,"world":2,"since":7,"slots":[[0,1,2,3,"none",[[0,[],0,0,[]]],""]]}]})";
+        R"(,[]]],"vaults":[{"rank":0,"node":0,"writer":1,"resumed":-1,"copy":false,"world":2,"since":7,"slots":[[0,1,2,3,"none",[[0,[],0,0,[]]],"","",0]]}]})";
     const auto vaults = parseInventories({text});
     EXPECT_EQ(vaults[0].slots[0].groups[0].shared->ranks.back(), 2147483647) << text;
   }

@@ -322,13 +322,13 @@ TEST(PlanRestore, MoreRanksTakeThemInTurn) {
             (std::map<int, int>{{0, 0}, {1, 0}, {2, 2}, {3, 0}, {4, 0}}));
   vaults = writtenBy(1, replicas(1, 11, 0));
   vaults[0].slots[0].groups.clear();
-  vaults[0].slots[0].only_here = "0.weight";
+  vaults[0].slots[0].indivisible = "0.weight";
   EXPECT_EQ(planRestore(vaults, {2, 2}).plan->donor, (std::map<int, int>{{0, 0}, {1, 0}}));
 }
 
 TEST(PlanRestore, AnotherNumberOfRanksTakesNoPartsOfAModel) {
   auto vaults = writtenBy(4, replicas(4, 11, 1));
-  vaults[2].slots[0].only_here = "o0.p3";
+  vaults[2].slots[0].indivisible = "o0.p3";
   EXPECT_EQ(
       planRestore(vaults, {3, 2}).rejected.at(0),
       "step 11: 4 ranks saved it, and o0.p3 of rank 2 is a part that no other rank has: start "
