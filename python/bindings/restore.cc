@@ -125,13 +125,16 @@ std::shared_ptr<Restorer> makeRestorer(std::shared_ptr<AgentClient> client, cons
 py::list regionsOf(Restorer& self) {
   py::list result;
   const SnapshotTable& table = self.wanted();
+  std::set<std::string_view> with_rows;
   for (const RegionInfo& region : table.regions) {
+    with_rows.insert(region.name);
     result.append(py::make_tuple(region.name, region.dtype, region.shape, region.strides));
   }
   for (const SplitTensor& split : table.splits) {
-    if (split.bytesOf(table.world, table.rank) == 0) {
-      result.append(py::make_tuple(split.name, split.dtype, split.shapeOf(table.world, table.rank),
-                                   std::vector<int64_t>()));
+    std::vector<int64_t> none = split.shape;
+    none[0] = 0;
+    if (!with_rows.contains(split.name)) {
+      result.append(py::make_tuple(split.name, split.dtype, none, std::vector<int64_t>()));
     }
   }
   return result;
@@ -227,6 +230,12 @@ void bindRestore(py::module_& module) {
           "regions", &regionsOf,
           "(name, dtype, shape, strides) of each saved tensor, as this rank is to have it; also "
           "of those whose rows other ranks have.")
+      .def_property_readonly("splits", &Restorer::splits,
+                             "Names of tensors whose rows another number of ranks had in turn.")
+      .def_property_readonly("parted", &Restorer::parted,
+                             "Names of tensors that some ranks of another number shared.")
+      .def("deal_rows", &Restorer::dealRows, py::arg("parts"),
+           "Says that rank r now has part r % parts of the rows of split tensors.")
       .def(
           "difference",
           [](Restorer& self, const Rows& rows) {

@@ -222,18 +222,41 @@ int64_t partsOf(const SlotSummary& slot) {
   return parts;
 }
 
+// n if the ranks, of `world`, are all that have the same remainder by n; 0 if they are not.
+int partsBy(const std::vector<int>& ranks, int world) {
+  const int count = static_cast<int>(ranks.size());
+  const int parts = count > 0 && world % count == 0 ? world / count : 0;
+  for (int i = 0; i < count && parts > 0; ++i) {
+    if (ranks[static_cast<size_t>(i)] != ranks[0] + i * parts) {
+      return 0;
+    }
+  }
+  return parts > 0 && ranks[0] < parts ? parts : 0;
+}
+
 // Gives all ranks a donor, or returns why another number of ranks cannot go on. Which part of a
 // model a rank of now has is not known here, so each rank of then must have had all of it, but for
 // what all ranks split by rows. `tag`: the first one that is free.
 std::optional<std::string> resize(const Found& found, RestorePlan& plan, uint32_t tag) {
   const std::string as_many =
       "start " + std::to_string(plan.savedBy()) + " ranks to resume from it";
+  int parts = 1;
   for (const auto& [id, group] : plan.groups) {
-    if (static_cast<int>(group.ranks.size()) != plan.savedBy()) {
+    if (static_cast<int>(group.ranks.size()) == plan.savedBy()) {
+      continue;
+    }
+    const int each = partsBy(group.ranks, plan.savedBy());
+    if (each == 0 || (parts > 1 && each != parts)) {
       return std::to_string(plan.savedBy()) + " ranks saved it, of which " +
              std::to_string(group.ranks.size()) + " share a part that the others have not (group " +
              id + "): " + as_many;
     }
+    parts = each;
+  }
+  if (plan.shape.world % parts != 0) {
+    return std::to_string(plan.savedBy()) + " ranks saved it, which had a model in " +
+           std::to_string(parts) + " parts: start a multiple of " + std::to_string(parts) +
+           " ranks to resume from it";
   }
   for (const auto& [rank, where] : found) {
     const std::string& region = where.second->indivisible;
@@ -407,6 +430,11 @@ void forEachShard(const RestorePlan& plan, int receiver, Fn fn) {
 
 }  // namespace
 
+RowRange RestorePlan::rowsNow(const SplitTensor& split, int rank) const {
+  const int parts = row_parts > 0 ? row_parts : shape.world;
+  return rowsOf(split.shape[0], parts, rank % parts);
+}
+
 int RestorePlan::ownerFor(int rank) const {
   const auto at = donor.find(rank);
   return at == donor.end() ? rank : at->second;
@@ -540,16 +568,17 @@ SnapshotTable tableOf(const RestorePlan& plan, int rank, const SnapshotTable& sa
   }
   // Where the owner had them, and behind them what it had no rows of: the order does not matter.
   const auto add = [&](const SplitTensor& split, const RegionInfo* had) {
-    const uint64_t bytes = split.bytesOf(table.world, rank);
-    if (bytes > 0) {
+    const RowRange own = plan.rowsNow(split, rank);
+    if (own.begin < own.end) {
       RegionInfo region;
       if (had != nullptr) {
         region = *had;
       }
       region.name = split.name;
       region.dtype = split.dtype;
-      region.shape = split.shapeOf(table.world, rank);
-      region.bytes = bytes;
+      region.shape = split.shape;
+      region.shape[0] = own.end - own.begin;
+      region.bytes = static_cast<uint64_t>(region.shape[0]) * split.row_bytes;
       region.row_bytes = split.row_bytes;
       table.regions.push_back(std::move(region));
     }
@@ -574,7 +603,7 @@ std::vector<RowsFor> rowsFor(const RestorePlan& plan, const std::vector<SplitTen
   for (uint32_t i = 0; i < splits.size(); ++i) {
     const SplitTensor& split = splits[i];
     const RowRange had = rowsOf(split.shape[0], plan.savedBy(), vault);
-    const RowRange has = rowsOf(split.shape[0], plan.shape.world, rank);
+    const RowRange has = plan.rowsNow(split, rank);
     const int64_t begin = std::max(had.begin, has.begin), end = std::min(had.end, has.end);
     if (begin < end) {
       const auto bytes = [&](int64_t rows) {

@@ -15,8 +15,10 @@
 //
 // A step that another number of ranks saved can be resumed, too, if all of them had the same, or
 // rows of the same tensors (snapshot/state/split.h): then each rank takes what a rank of then saved
-// (`donor`), and of a split tensor the rows that are its own now. What depends on the number of
-// ranks, as the share of the data, is left to the caller.
+// (`donor`), and of a split tensor the rows that are its own now. The ranks may also have had a
+// model in n parts, each rank r that of r % n: then every nth rank goes on with the same part, if
+// the number of ranks is a multiple of n. The caller compares which parts these are; what else
+// depends on the number of ranks, as the share of the data, is left to it, too.
 //
 // movesOf() and transfersOf() expand the plan for one rank. All of them take time in the number of
 // vaults and of the rank's parts, so a large job's restart is not their square.
@@ -89,11 +91,15 @@ struct RestorePlan {
   // Another number of ranks saved split tensors: the tag of the message with rows from the vault of
   // rank 0, followed by those of the other ranks. 0: there are no such messages.
   uint32_t rows_tag = 0;
+  // Into how many parts the ranks of now deal the rows of split tensors: rank r has part r % of
+  // them. 0: into as many as there are ranks.
+  int row_parts = 0;
 
   // The rank whose small state, private regions and groups `rank` takes: itself, or its donor.
   int ownerFor(int rank) const;
   int savedBy() const { return static_cast<int>(vaults.size()); }
   bool isResized() const { return savedBy() != shape.world; }
+  RowRange rowsNow(const SplitTensor& split, int rank) const;
   // The part of a rank's own regions that its successor takes (rangesOf()).
   uint32_t privatePart() const { return rows_tag > 0 ? kUnsplit : kPrivate; }
   bool isNear(int vault, int rank) const;  // the vault lies on the node of `rank`

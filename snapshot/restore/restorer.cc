@@ -106,6 +106,38 @@ const SnapshotTable& Restorer::wanted() {
   return *wanted_;
 }
 
+std::vector<std::string> Restorer::splits() {
+  std::vector<std::string> names;
+  if (plan_.rows_tag > 0) {
+    for (const SplitTensor& split : table().splits) {
+      names.push_back(split.name);
+    }
+  }
+  return names;
+}
+
+std::vector<std::string> Restorer::parted() {
+  std::vector<std::string> names;
+  const SnapshotTable& saved = table();
+  for (const RegionInfo& region : saved.regions) {
+    if (plan_.isResized() && region.group >= 0 &&
+        static_cast<int>(saved.groups[static_cast<size_t>(region.group)].ranks.size()) <
+            plan_.savedBy()) {
+      names.push_back(region.name);
+    }
+  }
+  return names;
+}
+
+void Restorer::dealRows(int parts) {
+  if (parts < 1 || plan_.shape.world % parts != 0) {
+    throw InvalidArgument("parts", std::to_string(parts),
+                          "a divisor of " + std::to_string(plan_.shape.world) + " ranks");
+  }
+  plan_.row_parts = parts;
+  wanted_.reset();
+}
+
 std::string Restorer::objects() {
   if (!hasOwnersVault()) {
     throw Unavailable("the small state of rank " + std::to_string(owner_) + " lies on node " +

@@ -49,6 +49,15 @@ class Restorer {
   const SnapshotTable& wanted();  // what the live regions are to be: tableOf() it
   std::string objects();          // the owner's small state
 
+  // If another number of ranks saved the step: split tensors, and tensors that some of its ranks
+  // shared and others had not.
+  std::vector<std::string> splits();
+  std::vector<std::string> parted();
+  // Rank r has part r % `parts` of the rows of split tensors; by default, the ranks are as many as
+  // the parts. All ranks say the same. Throws InvalidArgument unless there are as many of each
+  // part.
+  void dealRows(int parts);
+
   // The slot of a vault on this node.
   SlotSource& slot(int vault);
 

@@ -2,13 +2,14 @@
 `<rank> <epoch> <batch> <step> <loss> <items…>` to `$LOG` after each step.
 
     python elastic_worker.py [--workers W] [--sampler default|own] [--share N] [--wide] [--width N]
-        [--hold FD] [--fsdp]
+        [--hold FD] [--fsdp | --parts N [--reversed]]
 
 `$KILL` is RANK:STEP: that rank kills itself after it has logged that step, which counts over all
 starts. `$STEPS` is how many there are, `$DELAY` how many seconds each one waits. `$READS-<pid>`
 gets a line before reft begins, and one after each step: how many bytes the process has read from
 storage, and how many of its resume came from vaults in memory, from vaults on storage, and from
-other nodes. With `--fsdp`, the ranks have the model in parts, and `$LOG-state-<rank>` gets what
+other nodes. With `--fsdp`, each rank has a part of the model, with `--parts`, every Nth has the
+same, and `$LOG-state-<rank>` gets what
 all of them have together: a line `<step> <hash>` after each step.
 """
 
@@ -23,6 +24,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -63,6 +65,8 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=16, help="of the model, unless --wide")
     parser.add_argument("--hold", type=int, default=0, help="number of a descriptor to have open")
     parser.add_argument("--fsdp", action="store_true", help="each rank has a part of the model")
+    parser.add_argument("--parts", type=int, default=0, help="every Nth rank has the same part")
+    parser.add_argument("--reversed", action="store_true", help="rank 0 has the last part")
     options = parser.parse_args()
     torch.set_num_threads(1)
     note_reads()
@@ -78,9 +82,17 @@ def main() -> None:
     loader = DataLoader(data, config["batch"], sampler=sampler, num_workers=options.workers)
     width = world if options.wide else options.width
     net = torch.nn.Sequential(torch.nn.Linear(8, width), torch.nn.Linear(width, 8))
-    if options.fsdp:
-        fully_shard(net[0])
-    model = fully_shard(net) if options.fsdp else DistributedDataParallel(net)
+    is_parted = options.fsdp or options.parts > 0
+    if is_parted:
+        ranks = torch.arange(world).view(-1, options.parts or world)
+        if options.reversed:
+            ranks = ranks.flip(1)
+        mesh = DeviceMesh("cpu", ranks, mesh_dim_names=("replicas", "parts"))
+        if options.fsdp:
+            mesh = mesh["parts"]
+        fully_shard(net[0], mesh=mesh)
+        fully_shard(net, mesh=mesh)
+    model = net if is_parted else DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
     step, seen = 0, 0
@@ -101,7 +113,7 @@ def main() -> None:
             with open(f"{os.environ['LOG']}-{rank}", "a") as log:
                 numbers = " ".join(map(str, index.tolist()))
                 print(rank, epoch, batch, step, loss.item().hex(), share, seen, numbers, file=log)
-            if options.fsdp:
+            if is_parted:
                 found = hash_of(model, optimizer)
                 with open(f"{os.environ['LOG']}-state-{rank}", "a") as log:
                     print(step, found, file=log)

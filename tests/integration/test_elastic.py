@@ -100,14 +100,22 @@ def test_each_item_comes_once_when_ranks_leave_and_come_back(workers: int, kille
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("width", "worlds"), [(16, (4, 3, 4)), (5, (4, 2, 1, 3))])
+@pytest.mark.parametrize(
+    ("arguments", "worlds"),
+    [
+        (("--fsdp", "--width", "16"), (4, 3, 4)),
+        (("--fsdp", "--width", "5"), (4, 2, 1, 3)),
+        (("--parts", "2", "--width", "5"), (4, 2, 4)),
+    ],
+)
 def test_parts_of_a_model_are_dealt_to_more_or_fewer_ranks(
-    width: int, worlds: tuple[int, ...]
+    arguments: tuple[str, ...], worlds: tuple[int, ...]
 ) -> None:
-    """FSDP2: each rank has some rows of each tensor. With a width of 5, the last of four ranks has
-    none of some. The state that goes on is that of the step."""
+    """FSDP2: each rank has some rows of each tensor, or every second one has the same (HSDP). With
+    a width of 5, the last of four ranks has none of some. The state that goes on is that of the
+    step."""
     with ranks.bench(REFT_JOB_ID="job") as bench:
-        job = Attempts(bench, "--fsdp", "--width", str(width))
+        job = Attempts(bench, *arguments)
         resumed = 0
         last = 5 * len(worlds)
         for i, world in enumerate(worlds, 1):
@@ -121,6 +129,17 @@ def test_parts_of_a_model_are_dealt_to_more_or_fewer_ranks(
                 assert len(before[step]) == 1 and job.states[step] == before[step], (step, job.said)
         assert max(job.items_of(0).values()) == 1, "no item comes twice"
         assert sorted({row.step for row in job.rows}) == list(range(1, last + 1))
+
+
+@pytest.mark.timeout(300)
+def test_a_rank_that_has_another_part_of_the_model_now_takes_none() -> None:
+    with ranks.bench(REFT_JOB_ID="job") as bench:
+        job = Attempts(bench, "--parts", "2")
+        assert job.start(4, 60, kill="1:9") == 0, job.said
+        job.arguments += ("--reversed",)
+        assert job.start(2, 3) == 0, job.said
+        assert "had another part of the model" in job.said, job.said
+        assert "start 4 ranks to resume from it" in job.said, job.said
 
 
 @pytest.mark.timeout(300)

@@ -183,6 +183,7 @@ class Resumer:
         known, wanted = boundary.optimizers, self._wanted
         boundary.know(not_yet_stepped(known, wanted[len(known) :]))
         state = discovery.discover(boundary.optimizers)
+        problem = self._deal_rows(state, name) or problem
         live = own_checkpoints.arrived(
             own_checkpoints.counts(state.optimizers, state.schedulers), b""
         )
@@ -196,6 +197,7 @@ class Resumer:
             _check_groups(self.saved["groups"], state)
             state = made.make(state, boundary.optimizers)
             restorer.check(self._restorer, state)
+            self._check_role(state)
             _check_optimizers(wanted, known)
             if frame is not None and not problem:
                 self._check_place(frame, state)
@@ -369,6 +371,43 @@ class Resumer:
             self._was,
         )
 
+    def _deal_rows(self, state: discovery.State, name: str) -> str:
+        """Learns into how many parts the ranks deal the rows of tensors, of which other ranks have
+        saved theirs; all ranks call it. Returns why that cannot be known, "" if it can.
+
+        Args:
+            name: of the round in which the ranks agree.
+        """
+        if self._was is None or not self._restorer.splits:
+            return ""
+        rank, world = self._job.rank, self._job.world
+        found = state.rows(self._restorer.splits)
+        parts = max((count for count, _ in found), default=0)
+        mine = str(parts if found == {(parts, rank % max(parts, 1))} else 0)
+        # A rank with few rows may have none: it follows the others.
+        answer = "" if not found else mine
+        agreed = gather.gather(self._job, self._store, f"{name}/rows", answer, _one_of_all)
+        parts = int(agreed.text or "0")
+        if agreed.refusals or parts < 1 or world % parts:
+            return (
+                f"{self.plan.saved_by} ranks saved rows of the same tensors, and the ranks of now do"
+                f" not have them in {self.plan.saved_by} or any number of equal parts, in turn"
+            )
+        self._restorer.deal_rows(parts)
+        return ""
+
+    def _check_role(self, state: discovery.State) -> None:
+        """Raises:
+        _NotOfThisRank: another part of the model than the one that this rank has would be taken.
+        """
+        if self._was is None or not self._restorer.parted:
+            return
+        if not self.saved["role"] or state.role(self._restorer.parted) != self.saved["role"]:
+            raise _NotOfThisRank(
+                f"{self._taken} had another part of the model, or one of which it is not known where"
+                f" it belongs: start {self.plan.saved_by} ranks to resume from it"
+            )
+
     def _check_place(self, frame: FrameType, state: discovery.State) -> None:
         """Raises:
         _NoPlace: the place in the loop cannot be put back.
@@ -447,6 +486,12 @@ class Resumer:
         if newer:
             return f"{_NEWER}: {newer}"
         return ""
+
+
+def _one_of_all(texts: list[str]) -> str:
+    """What all texts are that say something; "0" if they differ."""
+    found = {text for text in texts if text}
+    return found.pop() if len(found) == 1 else "0" if found else ""
 
 
 def _same_or_none(texts: list[str]) -> str:

@@ -61,14 +61,14 @@ _Look = tuple[tuple[int, ...], torch.dtype]
 class Saved(TypedDict, total=False):
     """The pickled dictionary.
 
-    `format` is `startup.SMALL_STATE_FORMAT`; `boundary` is from `Boundary.position`; `optimizers` are signatures; `keys` tell
-    optimizers, schedulers and scalers apart (`Constructions.key_of`); `waiting` are those of
-    optimizers that are still to step with gradients which are not saved; `reshaped` has the first
+    `format` is `startup.SMALL_STATE_FORMAT`; `boundary` is from `Boundary.position`; `optimizers`
+    are signatures; `keys` tell optimizers, schedulers and scalers apart (`Constructions.key_of`);
+    `waiting` are those of optimizers that are still to step with gradients which are not saved; `reshaped` has the first
     shapes of buffers that have another one since; `groups` and `plain_state` are what optimizers
     keep, as `_state/contents.py` encodes it; `aliases` and `empty` are those of `discovery.State`,
     `replaced` is of `optimizers.replaced_tensors`; `room` holds the contents of small tensors on
     devices, which other entries refer to; `verified` is under what (`verification.circumstances`) a
-    resume of this job was found to be right; `frames` is missing where the place in the loop is not
+    resume of this job was found to be right; `role` is from `discovery.State.role`; `frames` is missing where the place in the loop is not
     saved. See `opened` for the entries that hold pickles.
     """
 
@@ -92,6 +92,7 @@ class Saved(TypedDict, total=False):
     registered: dict[str, Any]
     rng: Any
     verified: str
+    role: str
     frames: dict[str, Any]
     room: bytes
 
@@ -173,6 +174,7 @@ class SmallState:
         self.uncaptured: list[Note] = []
         self.unsaved: list[Note] = []
         self.verified = ""
+        self._role = ""
 
     def planned(self, state: discovery.State, boundary: Boundary) -> None:
         """Derives what every step needs of a new plan."""
@@ -206,6 +208,7 @@ class SmallState:
                     self._replaced.append((what, kind, _MADE_LATER))
                 free[kind] -= 1
         self._addresses = []
+        self._role = state.role()
         shapes = {r.name: list(r.tensor.shape) for r in state.regions if r.is_replaceable}
         for name, shape in shapes.items():
             self.first_shapes.setdefault(name, shape)
@@ -306,6 +309,7 @@ class SmallState:
             "registered": {},
             "rng": _continuation.capture_rng(),
             "verified": self.verified,
+            "role": self._role,
         }
         for name, obj in registry.objects.items():
             if hasattr(obj, "state_dict") and not isinstance(obj, torch.nn.Module):

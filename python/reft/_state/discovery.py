@@ -14,13 +14,13 @@ Threads: the training thread. Errors: none of its own; `State.missed` names what
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -30,6 +30,7 @@ from reft._state import gradients, heap, naming, recomputed, registry
 from reft._state.constructions import SCHEDULERS, of_process
 from reft._state.contents import Place, below, tensors_in
 from reft._state.optimizers import note_first_tensors, parameter_shape, with_inner
+from reft._state.placements import counted_by, equal_on, local_part, role, rows_of, split_shape
 
 _OF_OPTIMIZER = re.compile(r"o\d+[.\[]")
 
@@ -176,6 +177,24 @@ class State:
         self._holders = holders
         return True
 
+    def role(self, names: Collection[str] | None = None) -> str:
+        """Which part of a model this rank has (`placements.role`).
+
+        Args:
+            names: of regions; by default those that some ranks share and others have not.
+        """
+        world = dist.get_world_size() if dist.is_initialized() else 1
+        return role(
+            (region.name, region.tensor if region.owner is None else region.owner)
+            for region in self.regions
+            if (1 < len(region.ranks) < world if names is None else region.name in names)
+        )
+
+    def rows(self, names: Collection[str]) -> set[tuple[int, int]]:
+        """Into how many parts the rows of tensors are dealt, and which of them this rank has."""
+        owners = [region.owner for region in self.regions if region.name in names]
+        return {rows_of(owner) or (0, 0) for owner in owners if owner is not None}
+
     def wait_for_devices(self) -> None:
         """Waits until every device that holds regions is idle."""
         devices = {region.tensor.get_device() for region in self.regions if region.tensor.is_cuda}
@@ -274,57 +293,6 @@ def _standing(place: Place) -> Any:
 
 def _address(tensor: torch.Tensor) -> int:
     return int((tensor._local_tensor if isinstance(tensor, DTensor) else tensor).data_ptr())
-
-
-def _local(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """The tensor whose memory this rank holds, and the ranks that its placement calls equal."""
-    if not isinstance(tensor, DTensor):
-        return tensor, ()
-    mesh = tensor.device_mesh
-    ranks = mesh.mesh
-    coordinate = mesh.get_coordinate()
-    if coordinate is None or any(not isinstance(p, (Replicate, Shard)) for p in tensor.placements):
-        return tensor._local_tensor, ()
-    index = tuple(
-        slice(None) if isinstance(placement, Replicate) else at
-        for placement, at in zip(tensor.placements, coordinate, strict=True)
-    )
-    members = tuple(sorted(int(r) for r in ranks[index].flatten().tolist()))
-    return tensor._local_tensor, members if len(members) > 1 else ()
-
-
-def _counted_by(parameter: Any) -> tuple[int, ...]:
-    """The ranks that count alike what an optimizer counts for a parameter (Adam's steps): those of
-    its mesh, which step it together; none if it has no placement."""
-    if not isinstance(parameter, DTensor) or parameter.device_mesh.get_coordinate() is None:
-        return ()
-    return tuple(sorted(int(rank) for rank in parameter.device_mesh.mesh.flatten().tolist()))
-
-
-def _placement_of(parameter: Any) -> tuple[int, ...]:
-    """The ranks that the placement of a parameter calls equal; none if it has no placement."""
-    try:
-        return _local(parameter)[1]
-    except Exception:  # noqa: BLE001  # this rank is not in a mesh that was cut
-        return ()
-
-
-def _split_shape(tensor: torch.Tensor, local: torch.Tensor) -> list[int] | None:
-    """The shape of a tensor whose rows all ranks of the job have in turn; None if it is another."""
-    if not isinstance(tensor, DTensor) or not dist.is_initialized():
-        return None
-    mesh, placement = tensor.device_mesh, tensor.placements[0]
-    world, rank = dist.get_world_size(), dist.get_rank()
-    if mesh.ndim != 1 or type(placement) is not Shard or placement.dim != 0 or 0 in tensor.shape:
-        return None
-    if mesh.size() != world or mesh.mesh.tolist() != list(range(world)):
-        return None
-    rows, *others = tensor.shape
-    each = -(-rows // world)
-    own = min(max(rows - rank * each, 0), each)
-    if list(local.shape) != [own, *others] or not local.is_contiguous():
-        return None
-    return list(tensor.shape)
 
 
 def discover(
@@ -485,7 +453,7 @@ class _Finder:
         """Adds the tensors in a part of what an optimizer keeps. What has no placement of its own is
         as equal as the parameter, but a number (Adam's step) is that of all who step it. A number
         in a parameter group is a hyperparameter, which schedules set on all ranks alike."""
-        placed, counted = _placement_of(held.parameter), _counted_by(held.parameter)
+        placed, counted = equal_on(held.parameter), counted_by(held.parameter)
         for name, tensor, place in tensors_in(
             held.holder[held.key], held.name, held.place, held.label
         ):
@@ -551,13 +519,13 @@ class _Finder:
                     f"{name}.{part}", getattr(tensor, part), ranks, early, inside, is_replaceable
                 )
             return
-        local, placed = _local(tensor)
+        local, placed = local_part(tensor)
         if problem := _problem(local):
             state.missed.append((name, problem))
             if problem == _GIVEN_BACK:
                 state._given_back.append(local)
             return
-        split = _split_shape(tensor, local)
+        split = split_shape(tensor, local)
         if local.numel() == 0:
             if split is not None:
                 state.splits[name] = local, split

@@ -69,7 +69,7 @@ def mesh() -> Iterator[DeviceMesh]:
     dist.destroy_process_group()
 
 
-def test_the_step_of_a_parameter_is_as_equal_as_the_parameter(mesh: DeviceMesh) -> None:
+def test_the_step_of_a_parameter_is_that_of_all_who_step_it(mesh: DeviceMesh) -> None:
     placements = [Replicate(), Shard(0)]
     local = DTensor.from_local(torch.ones(2), mesh, placements, run_check=False)
     module = torch.nn.Module()
@@ -80,8 +80,39 @@ def test_the_step_of_a_parameter_is_as_equal_as_the_parameter(mesh: DeviceMesh) 
     sharded = DTensor.from_local(torch.ones(1), mesh, [Shard(0), Shard(0)], run_check=False)
     optimizer.state[module.w]["own"] = sharded
     ranks = {region.name: region.ranks for region in discovery.discover([optimizer]).regions}
-    assert ranks["o0[m0.w].step"] == ranks["o0[m0.w].exp_avg"] == ranks["m0.w"] == (1, 3)
+    assert ranks["o0[m0.w].exp_avg"] == ranks["m0.w"] == (1, 3)
+    assert ranks["o0[m0.w].step"] == (0, 1, 2, 3)
     assert ranks["o0[m0.w].own"] == (), "its placement says that each rank has another part"
+
+
+def test_rows_that_all_ranks_have_in_turn_are_known(mesh: DeviceMesh) -> None:
+    line = init_device_mesh("cpu", (4,))
+    square = torch.arange(12.0).view(6, 2)
+    module = torch.nn.Module()
+
+    def put(name: str, local: torch.Tensor, on: DeviceMesh, placements: list[Any], rows: int) -> None:
+        made = DTensor.from_local(
+            local, on, placements, run_check=False, shape=torch.Size([rows, 2]), stride=(2, 1)
+        )
+        module.register_parameter(name, torch.nn.Parameter(made))
+
+    put("even", torch.zeros(2, 2), line, [Shard(0)], 8)
+    put("uneven", square[2:4].clone(), line, [Shard(0)], 6)
+    put("of_one_row", torch.zeros(0, 2), line, [Shard(0)], 1)
+    put("unlike_chunk", torch.zeros(3, 2), line, [Shard(0)], 8)
+    put("replicated", torch.zeros(4, 2), mesh, [Replicate(), Shard(0)], 8)
+    module.register_parameter("plain", torch.nn.Parameter(torch.zeros(2, 2)))
+    found = discovery.discover([torch.optim.SGD(module.parameters(), lr=0.1)])
+    assert {name: shape for name, (_, shape) in found.splits.items()} == {
+        "m0.even": [8, 2],
+        "m0.uneven": [6, 2],
+        "m0.of_one_row": [1, 2],
+    }
+    assert "m0.of_one_row" not in names(found) and "m0.of_one_row" in found.saved_names()
+    assert found.rows(["m0.even", "m0.uneven"]) == {(4, 1)}
+    assert found.rows(["m0.replicated"]) == {(2, 1)}
+    assert found.role() and found.role(["m0.plain"]) == "", "it has no placement"
+    assert found.role(["m0.even"]) != found.role(["m0.replicated"])
 
 
 def test_a_parameter_in_a_buffer_is_no_buffer() -> None:
@@ -149,7 +180,7 @@ def test_device_tensors_are_not_saved_without_a_driver(monkeypatch: pytest.Monke
         device, layout, is_quantized, is_cuda = Device(), torch.strided, False, True
 
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    monkeypatch.setattr(discovery, "_local", lambda tensor: (OnDevice(), ()))
+    monkeypatch.setattr(discovery, "local_part", lambda tensor: (OnDevice(), ()))
     monkeypatch.setattr(_C, "cuda_absent", lambda: "libcuda.so.1 is missing")
     found = discovery.discover([optimizer])
     assert found.missed == [

@@ -334,11 +334,28 @@ TEST(PlanRestore, AnotherNumberOfRanksTakesNoPartsOfAModel) {
       "step 11: 4 ranks saved it, and o0.p3 of rank 2 is a part that no other rank has: start "
       "4 ranks to resume from it");
   vaults = writtenBy(4, replicas(4, 11, 1));
-  addTeams(vaults, 4);
+  SharedGroup stage{"stage", {0, 1}};  // no other ranks have such a part
+  for (size_t rank = 0; rank < 2; ++rank) {
+    vaults[rank].slots[0].groups.push_back(
+        {std::make_shared<const SharedGroup>(stage), {static_cast<uint32_t>(rank)}, 7});
+  }
   EXPECT_EQ(planRestore(vaults, {2, 1}).rejected.at(0),
             "step 11: 4 ranks saved it, of which 2 share a part that the others have not (group "
-            "team 0): start 4 ranks to resume from it");
+            "stage): start 4 ranks to resume from it");
   EXPECT_TRUE(planRestore(vaults, {4, 2}).plan);
+}
+
+TEST(PlanRestore, EveryNthRankGoesOnWithTheSamePartOfAModel) {
+  auto vaults = writtenBy(4, replicas(4, 11, 1));
+  addTeams(vaults, 4);  // {0, 2} and {1, 3}
+  EXPECT_EQ(planRestore(vaults, {2, 1}).plan->donor, (std::map<int, int>{{0, 0}, {1, 1}}));
+  EXPECT_EQ(planRestore(vaults, {6, 3}).plan->donor,
+            (std::map<int, int>{{0, 0}, {1, 1}, {2, 2}, {3, 3}, {4, 0}, {5, 1}}));
+  EXPECT_EQ(planRestore(vaults, {3, 2}).rejected.at(0),
+            "step 11: 4 ranks saved it, which had a model in 2 parts: start a multiple of 2 ranks "
+            "to resume from it");
+  vaults.erase(vaults.begin() + 1);  // rank 3 has the same part
+  EXPECT_EQ(planRestore(vaults, {2, 1}).plan->donor, (std::map<int, int>{{0, 0}, {1, 3}}));
 }
 
 TEST(PlanRestore, TheStepsOfTheJobThatRanLastComeFirst) {

@@ -169,8 +169,9 @@ std::vector<int> dealt(int count, int nodes) {
 }
 
 // All ranks of now restore at once, and have their rows, and the rest of their donors.
+// `parts`: into so many the rows are dealt now, to the ranks in turn.
 void restoreAll(const Job& job, const RestorePlan& plan, const std::vector<int>& vault_nodes,
-                bool on_device) {
+                bool on_device, int parts) {
   InProcessHub hub;
   const int world = plan.shape.world;
   std::vector<std::thread> threads;
@@ -186,14 +187,17 @@ void restoreAll(const Job& job, const RestorePlan& plan, const std::vector<int>&
       if (!restorer.hasOwnersVault()) {
         restorer.putTable(job.tables[owner]);
       }
+      if (plan.rows_tag > 0) {
+        restorer.dealRows(parts);
+      }
       std::vector<LiveRegion> live;
       std::vector<Bytes> memory, expected;
       for (size_t i = 0; i < job.state.splits.size(); ++i) {
         const SplitTensor& split = job.state.splits[i];
-        if (split.bytesOf(world, rank) > 0) {
-          live.push_back({split.name, split.dtype, split.shapeOf(world, rank),
-                          split.bytesOf(world, rank), nullptr});
-          expected.push_back(partOf(job.state.wholes[i], split, world, rank));
+        if (const int part = rank % parts; split.bytesOf(parts, part) > 0) {
+          live.push_back({split.name, split.dtype, split.shapeOf(parts, part),
+                          split.bytesOf(parts, part), nullptr});
+          expected.push_back(partOf(job.state.wholes[i], split, parts, part));
         }
       }
       live.push_back({"shared", "uint8", {96}, 96, nullptr});
@@ -233,7 +237,8 @@ TEST(Rows, AreThoseOfTheRankWhateverTheNumberOfRanks) {
         planRestore(job.inventory(vault_nodes), JobShape(dealt(now, nodes)));
     ASSERT_TRUE(decision.plan) << then << " to " << now << ": " << decision.rejected.at(0);
     EXPECT_EQ(decision.plan->rows_tag > 0, then != now);
-    restoreAll(job, *decision.plan, vault_nodes, random() % 2 == 0);
+    const bool has_replicas = then != now && now % 2 == 0 && random() % 2 == 0;
+    restoreAll(job, *decision.plan, vault_nodes, random() % 2 == 0, has_replicas ? now / 2 : now);
     if (testing::Test::HasFailure()) {
       return;
     }
@@ -273,6 +278,18 @@ TEST(Rows, OfAnotherShapeAreADifference) {
       {split.name, split.dtype, split.shapeOf(2, 0), split.bytesOf(2, 0), nullptr}};
   EXPECT_NE(restorer.difference(live).find("t0 was float32"), std::string::npos)
       << restorer.difference(live);
+}
+
+TEST(Rows, AreDealtIntoEqualPartsOnly) {
+  std::mt19937_64 random(14);
+  const State state(random);
+  const Job job(state, 2, random);
+  const JobShape four(std::vector<int>{0, 0, 0, 0});
+  const RestorePlan plan = *planRestore(job.inventory({0, 0}), four).plan;
+  Restorer restorer(plan, 0, [](int, bool) { return UniqueFd(); });
+  EXPECT_THROW(restorer.dealRows(3), InvalidArgument);
+  EXPECT_THROW(restorer.dealRows(0), InvalidArgument);
+  EXPECT_NO_THROW(restorer.dealRows(2));
 }
 
 TEST(Rows, ATableWhoseRegionHasOtherRowsIsRefused) {

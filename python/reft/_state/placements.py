@@ -1,0 +1,114 @@
+"""What the placement of a DTensor says: which ranks have the same part of it, and which part a rank
+has.
+
+Threads: the training thread. Errors: `local_part` raises what a mesh does that this rank is not in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+
+def local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """The tensor whose memory this rank holds, and the ranks that its placement calls equal."""
+    if not isinstance(tensor, DTensor):
+        return tensor, ()
+    mesh = tensor.device_mesh
+    ranks = mesh.mesh
+    coordinate = mesh.get_coordinate()
+    if coordinate is None or any(not isinstance(p, (Replicate, Shard)) for p in tensor.placements):
+        return tensor._local_tensor, ()
+    index = tuple(
+        slice(None) if isinstance(placement, Replicate) else at
+        for placement, at in zip(tensor.placements, coordinate, strict=True)
+    )
+    members = tuple(sorted(int(r) for r in ranks[index].flatten().tolist()))
+    return tensor._local_tensor, members if len(members) > 1 else ()
+
+
+def equal_on(parameter: Any) -> tuple[int, ...]:
+    """The ranks that the placement of a parameter calls equal; none if it has no placement."""
+    try:
+        return local_part(parameter)[1]
+    except Exception:  # noqa: BLE001  # this rank is not in a mesh that was cut
+        return ()
+
+
+def counted_by(parameter: Any) -> tuple[int, ...]:
+    """The ranks that count alike what an optimizer counts for a parameter (Adam's steps): those of
+    its mesh, which step it together; none if it has no placement."""
+    if not isinstance(parameter, DTensor) or parameter.device_mesh.get_coordinate() is None:
+        return ()
+    return tuple(sorted(int(rank) for rank in parameter.device_mesh.mesh.flatten().tolist()))
+
+
+def shards_of(tensor: torch.Tensor) -> list[tuple[str, int, int]] | None:
+    """Which part of a DTensor this rank has: (placement, number of parts, which one) of each
+    dimension of the mesh over which it is sharded. None if that cannot be known."""
+    if not isinstance(tensor, DTensor):
+        return None
+    mesh = tensor.device_mesh
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        return None
+    parts = []
+    for i, placement in enumerate(tensor.placements):
+        if isinstance(placement, Shard):
+            parts.append((repr(placement), mesh.size(i), coordinate[i]))
+        elif not isinstance(placement, Replicate):
+            return None
+    return parts
+
+
+def rows_of(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """Into how many parts the rows (dim 0) of a DTensor are dealt, and which of them this rank has;
+    None if it is not sharded so."""
+    parts = shards_of(tensor)
+    if parts is None or len(parts) != 1:
+        return None
+    placement = next(p for p in tensor.placements if not isinstance(p, Replicate))  # type: ignore[attr-defined]
+    if type(placement) is not Shard or placement.dim != 0:
+        return None
+    return parts[0][1:]
+
+
+def split_shape(tensor: torch.Tensor, local: torch.Tensor) -> list[int] | None:
+    """The shape of a tensor whose rows all ranks of the job have in turn, as `torch.chunk` deals
+    them; None if it is another.
+
+    Args:
+        local: what this rank has of it.
+    """
+    if not isinstance(tensor, DTensor) or not dist.is_initialized() or 0 in tensor.shape:
+        return None
+    world, rank = dist.get_world_size(), dist.get_rank()
+    if rows_of(tensor) != (world, rank) or tensor.device_mesh.size() != world:
+        return None
+    rows, *others = tensor.shape
+    each = -(-rows // world)
+    own = min(max(rows - rank * each, 0), each)
+    if list(local.shape) != [own, *others] or not local.is_contiguous():
+        return None
+    return list(tensor.shape)
+
+
+def role(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """A hash of which part of each DTensor this rank has; "" if none is one. Plain tensors beside
+    them are what their part of the model has.
+
+    Args:
+        tensors: with their names.
+    """
+    found = []
+    for name, tensor in tensors:
+        if isinstance(tensor, DTensor):
+            found.append((name, list(tensor.shape), shards_of(tensor)))
+    if not any(parts for _, _, parts in found):
+        return ""
+    return hashlib.sha256(repr(sorted(found, key=str)).encode()).hexdigest()[:32]
