@@ -10,7 +10,32 @@ namespace reft {
 
 namespace {
 
-constexpr uint64_t kDecodedAtOnce = uint64_t{64} << 10;  // stays in the cache
+constexpr uint64_t kAtOnceBeyond = uint64_t{4} << 10;  // of what the shard lacks at its end
+
+// Goes through ranges of live memory.
+class Walk {
+ public:
+  Walk(const LiveWriter& live, std::vector<ShardRange> ranges)
+      : live_(live), ranges_(std::move(ranges)) {}
+
+  bool isDone() const { return next_ == ranges_.size(); }
+  uint64_t left() const { return ranges_[next_].end - ranges_[next_].begin; }  // of this range
+  std::byte* here() const { return live_.hostAddress(ranges_[next_]); }
+  void advance(uint64_t bytes) {
+    if (isDone()) {
+      return;
+    }
+    ranges_[next_].begin += bytes;
+    if (ranges_[next_].begin == ranges_[next_].end) {
+      ++next_;
+    }
+  }
+
+ private:
+  const LiveWriter& live_;
+  std::vector<ShardRange> ranges_;
+  size_t next_ = 0;
+};
 
 const GroupInfo& groupOf(const SnapshotTable& table, const Move& move) {
   if (move.group < 0 || static_cast<size_t>(move.group) >= table.groups.size()) {
@@ -51,6 +76,7 @@ Decoding::Decoding(const SnapshotTable& table, const Move& move)
                      " from parities that are not those of its set");
   }
   fillers_.resize(keepers_.size());
+  visits_.resize(keepers_.size());
 }
 
 void Decoding::put(size_t i, std::span<const std::byte> parity, const LiveWriter& live) {
@@ -61,45 +87,69 @@ void Decoding::put(size_t i, std::span<const std::byte> parity, const LiveWriter
   fillers_[i].assign(filler.begin(), filler.end());
 }
 
+void Decoding::putLater(size_t i, std::function<void(const Take&)> visit) {
+  visits_.at(i) = std::move(visit);
+}
+
 void Decoding::run(const LiveWriter& live) const {
-  std::vector<std::byte> sum(kDecodedAtOnce);
   for (size_t i = 0; i < keepers_.size(); ++i) {
-    for (uint64_t begin = 0; begin < cells_.bytes(); begin += kDecodedAtOnce) {
-      const uint64_t end = std::min(begin + kDecodedAtOnce, cells_.bytes());
-      runBlock(i, begin, end, std::span(sum).first(end - begin), live);
+    if (visits_[i]) {
+      visits_[i]([&](uint64_t at, std::span<const std::byte> bytes) {
+        runBlock(i, at, at + bytes.size(), bytes.data(), live);
+      });
+    } else {
+      runBlock(i, 0, cells_.bytes(), nullptr, live);
     }
   }
 }
 
-void Decoding::runBlock(size_t i, uint64_t begin, uint64_t end, std::span<std::byte> sum,
+// `parity`: its bytes from `begin` on; nullptr: they were put.
+void Decoding::runBlock(size_t i, uint64_t begin, uint64_t end, const std::byte* parity,
                         const LiveWriter& live) const {
-  std::vector<ShardRange> own, ranges;
-  cells_.ranges(shard_, keepers_[i], begin, end, own);
-  live.gather(own, sum.data());
-  const uint64_t inside = lengthOf(own);
-  const uint64_t filler_begin = cells_.bytes() - fillers_[i].size();
-  if (inside < sum.size()) {
-    std::copy_n(fillers_[i].begin() + static_cast<ptrdiff_t>(begin + inside - filler_begin),
-                sum.size() - inside, sum.begin() + static_cast<ptrdiff_t>(inside));
-  }
+  std::vector<ShardRange> ranges;
+  cells_.ranges(shard_, keepers_[i], begin, end, ranges);
+  Walk own(live, std::move(ranges));
+  std::vector<Walk> others;
   for (const uint32_t other : cells_.set()) {
-    if (other == keepers_[i] || other == shard_) {
-      continue;
-    }
-    ranges.clear();
-    cells_.ranges(other, keepers_[i], begin, end, ranges);
-    std::byte* into = sum.data();
-    for (const ShardRange& range : ranges) {
-      xorInto(into, live.hostAddress(range), range.end - range.begin);
-      into += range.end - range.begin;
+    if (other != keepers_[i] && other != shard_) {
+      ranges.clear();
+      cells_.ranges(other, keepers_[i], begin, end, ranges);
+      others.emplace_back(live, std::move(ranges));
     }
   }
-  live.scatter(own, sum.data());
-  if (std::ranges::any_of(sum.subspan(inside),
-                          [](std::byte byte) { return byte != std::byte{}; })) {
-    throw Corruption("shard " + std::to_string(shard_) +
-                     " does not come out of the parities of the others: these, and the shards of "
-                     "the others, are not of one state");
+  std::vector<std::byte> beyond(kAtOnceBeyond);
+  const uint64_t filler_begin = cells_.bytes() - fillers_[i].size();
+  std::vector<const std::byte*> with;
+  for (uint64_t at = begin; at < end;) {
+    uint64_t bytes = own.isDone() ? std::min<uint64_t>(end - at, beyond.size()) : own.left();
+    for (const Walk& other : others) {
+      bytes = other.isDone() ? bytes : std::min(bytes, other.left());
+    }
+    std::byte* const into = own.isDone() ? beyond.data() : own.here();
+    const std::byte* first = into;  // where it was put
+    if (parity != nullptr) {
+      first = parity + (at - begin);
+    } else if (own.isDone()) {
+      first = fillers_[i].data() + (at - filler_begin);
+    }
+    with.assign(1, first);
+    for (const Walk& other : others) {
+      if (!other.isDone()) {  // what a shard lacks counts as zeros
+        with.push_back(other.here());
+      }
+    }
+    xorOf(into, with, bytes);
+    if (own.isDone() && std::any_of(beyond.begin(), beyond.begin() + static_cast<ptrdiff_t>(bytes),
+                                    [](std::byte byte) { return byte != std::byte{}; })) {
+      throw Corruption("shard " + std::to_string(shard_) +
+                       " does not come out of the parities of the others: these, and the shards "
+                       "of the others, are not of one state");
+    }
+    own.advance(bytes);
+    for (Walk& other : others) {
+      other.advance(bytes);
+    }
+    at += bytes;
   }
 }
 

@@ -54,13 +54,6 @@ void LiveWriter::scatter(const std::vector<ShardRange>& ranges, const std::byte*
   }
 }
 
-void LiveWriter::gather(const std::vector<ShardRange>& ranges, std::byte* into) const {
-  for (const ShardRange& range : ranges) {
-    std::memcpy(into, hostAddress(range), range.end - range.begin);
-    into += range.end - range.begin;
-  }
-}
-
 void LiveWriter::finish() {
   for (const auto& [region, bytes] : on_host_) {
     upload({region, 0, live_[live_of_[region]].bytes}, bytes.get());

@@ -45,8 +45,6 @@ class LiveWriter {
   void upload(const ShardRange& range, const std::byte* bytes) const;
   // Writes ranges whose bytes follow each other in `bytes`.
   void scatter(const std::vector<ShardRange>& ranges, const std::byte* bytes) const;
-  // The reverse, of decoded groups.
-  void gather(const std::vector<ShardRange>& ranges, std::byte* into) const;
   // All is written.
   void finish();
 

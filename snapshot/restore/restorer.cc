@@ -227,11 +227,13 @@ uint64_t Restorer::restore(const std::vector<LiveRegion>& live, PeerTransport* t
         if (source.kind == MoveSource::Kind::kPeer) {
           await(source.tag, {nullptr, &decoding, i, bytes});
         } else {
-          const HostBuffer parity = hostBuffer(bytes);
           const std::string& id = saved.groups[static_cast<size_t>(move.group)].id;
-          slot(source.vault).copyPart(id, source.shard, {parity.get(), bytes});
-          reads(slot(source.vault), bytes);
-          decoding.put(i, {parity.get(), bytes}, writing);
+          const SlotSource& from = slot(source.vault);
+          reads(from, bytes);
+          decoding.putLater(i,
+                            [&from, &id, part = source.shard, bytes](const Decoding::Take& take) {
+                              from.visitPart(id, part, bytes, take);
+                            });
         }
       }
       continue;

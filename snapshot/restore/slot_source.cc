@@ -9,6 +9,7 @@
 
 #include "intercept/base/error.h"
 #include "snapshot/restore/plan.h"
+#include "snapshot/vault/copy.h"
 
 namespace reft {
 
@@ -141,12 +142,7 @@ uint64_t SlotSource::bytesOf(const std::string& group, uint32_t part) const {
 }
 
 void SlotSource::copyPart(const std::string& group, uint32_t part, std::span<std::byte> to) const {
-  if (const uint64_t bytes = bytesOf(group, part); bytes != to.size()) {
-    throw Corruption("rank " + std::to_string(reader_.identity().rank) + " step " +
-                     std::to_string(view_.step) + ": part " + std::to_string(part) + " of group " +
-                     group + " has " + std::to_string(bytes) + " bytes, not " +
-                     std::to_string(to.size()));
-  }
+  checkLength(group, part, to.size());
   std::vector<Copy> copies = partOf(group, part);
   for (Copy& copy : copies) {
     copy.to = to.data() + copy.at;
@@ -165,6 +161,7 @@ void SlotSource::copy(std::vector<Copy> copies) const {
   std::sort(copies.begin(), copies.end(),
             [](const Copy& a, const Copy& b) { return a.from < b.from; });
   const std::byte* payload = reader_.payload(view_);
+  ChunkHasher hasher;
   size_t first = 0;
   for (uint64_t chunk = 0; chunk < view_.chunk_count; ++chunk) {
     const uint64_t begin = chunk * view_.chunk_bytes;
@@ -178,20 +175,72 @@ void SlotSource::copy(std::vector<Copy> copies) const {
     if (copies[first].from >= end) {
       continue;
     }
-    if (!reader_.verify(view_, begin, end).empty()) {
-      throw Corruption("step " + std::to_string(view_.step) + " of rank " +
-                       std::to_string(reader_.identity().rank) +
-                       ": checksum of the bytes at payload offset " + std::to_string(begin) +
-                       " does not match");
-    }
+    // Hashed and copied in one pass over the memory.
+    const uint64_t filled = std::min(end, view_.payload_bytes);
+    hasher.reset();
+    uint64_t at = begin;
     for (size_t i = first; i < copies.size() && copies[i].from < end; ++i) {
       const uint64_t a = std::max(copies[i].from, begin);
       const uint64_t b = std::min(copies[i].from + copies[i].bytes, end);
-      if (a < b) {
-        std::memcpy(copies[i].to + (a - copies[i].from), payload + a, b - a);
+      std::byte* const to = copies[i].to + (a - copies[i].from);
+      if (a < at) {  // twice
+        std::memcpy(to, payload + a, b - a);
+        continue;
       }
+      hasher.hash(payload + at, a - at);
+      hasher.copy(to, payload + a, b - a);
+      at = b;
+    }
+    hasher.hash(payload + at, filled - at);
+    if (hasher.digest() != reader_.hashOf(view_, chunk)) {
+      throwDamaged(chunk);
     }
   }
+  checkUnchanged();
+}
+
+void SlotSource::visitPart(
+    const std::string& group, uint32_t part, uint64_t bytes,
+    const std::function<void(uint64_t at, std::span<const std::byte> bytes)>& fn) const {
+  checkLength(group, part, bytes);
+  std::vector<Copy> pieces = partOf(group, part);
+  std::sort(pieces.begin(), pieces.end(),
+            [](const Copy& a, const Copy& b) { return a.from < b.from; });
+  const std::byte* payload = reader_.payload(view_);
+  uint64_t checked = UINT64_MAX;
+  for (const Copy& piece : pieces) {
+    const uint64_t end = piece.from + piece.bytes;
+    for (uint64_t at = piece.from; at < end;) {
+      const uint64_t chunk = at / view_.chunk_bytes;
+      if (chunk != checked && !reader_.verify(view_, at, at + 1).empty()) {
+        throwDamaged(chunk);
+      }
+      checked = chunk;
+      const uint64_t until = std::min(end, (chunk + 1) * view_.chunk_bytes);
+      fn(piece.at + (at - piece.from), {payload + at, until - at});
+      at = until;
+    }
+  }
+  checkUnchanged();
+}
+
+void SlotSource::checkLength(const std::string& group, uint32_t part, uint64_t bytes) const {
+  if (const uint64_t stored = bytesOf(group, part); stored != bytes) {
+    throw Corruption("rank " + std::to_string(reader_.identity().rank) + " step " +
+                     std::to_string(view_.step) + ": part " + std::to_string(part) + " of group " +
+                     group + " has " + std::to_string(stored) + " bytes, not " +
+                     std::to_string(bytes));
+  }
+}
+
+void SlotSource::throwDamaged(uint64_t chunk) const {
+  throw Corruption("step " + std::to_string(view_.step) + " of rank " +
+                   std::to_string(reader_.identity().rank) +
+                   ": checksum of the bytes at payload offset " +
+                   std::to_string(chunk * view_.chunk_bytes) + " does not match");
+}
+
+void SlotSource::checkUnchanged() const {
   if (!reader_.isUnchanged(view_)) {
     throw Corruption("step " + std::to_string(view_.step) + " of rank " +
                      std::to_string(reader_.identity().rank) +

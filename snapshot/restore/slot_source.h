@@ -1,8 +1,8 @@
 // Reads one slot of a vault, checked: a sealed one into live memory, or one that its writer did not
 // finish, to compare with it.
 //
-// copy() hashes every chunk before it uses a byte of it, and afterwards checks that the writer has
-// not begun to overwrite the slot.
+// copy() hashes every chunk that it takes a byte of, in the same pass over the memory, and
+// afterwards checks that the writer has not begun to overwrite the slot.
 //
 // Threads: one at a time. Errors: Corruption when the slot holds another step, a checksum does not
 // match, or the slot is overwritten meanwhile; destinations are then partly written.
@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -53,6 +54,11 @@ class SlotSource {
   // its bytes, one behind the other. Throws Corruption if `to` has another length.
   uint64_t bytesOf(const std::string& group, uint32_t part) const;
   void copyPart(const std::string& group, uint32_t part, std::span<std::byte> to) const;
+  // Calls fn(where the bytes lie in the part, the bytes) for all of a part that has `bytes`, chunk
+  // by chunk, each after it was hashed, while it is in the cache. Errors as those of copyPart().
+  void visitPart(
+      const std::string& group, uint32_t part, uint64_t bytes,
+      const std::function<void(uint64_t at, std::span<const std::byte> bytes)>& fn) const;
   // Whether the vault is a file on a file system that is not in memory.
   bool isOnStorage() const { return on_storage_; }
   // False once the rank writes to the slot.
@@ -68,6 +74,9 @@ class SlotSource {
   void findOffsets();
   const std::vector<Copy>& partOf(const std::string& group, uint32_t part) const;
   std::vector<Copy> findPart(const std::string& group, uint32_t part) const;
+  void checkLength(const std::string& group, uint32_t part, uint64_t bytes) const;
+  [[noreturn]] void throwDamaged(uint64_t chunk) const;
+  void checkUnchanged() const;
   using Place = std::tuple<std::string, uint32_t, uint64_t, uint64_t>;
 
   VaultReader reader_;

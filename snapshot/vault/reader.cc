@@ -279,18 +279,21 @@ std::vector<ChunkFault> VaultReader::verify(const SlotView& slot, uint64_t begin
   if (begin >= end) {
     return faults;
   }
-  const auto* hashes = reinterpret_cast<const uint64_t*>(mapping_.data() + slot.chunk_hashes_at);
   const uint64_t last = (end - 1) / slot.chunk_bytes;
   for (uint64_t chunk = begin / slot.chunk_bytes; chunk <= last; ++chunk) {
     const uint64_t offset = chunk * slot.chunk_bytes;
     const uint64_t bytes = std::min(slot.chunk_bytes, slot.payload_bytes - offset);
-    const uint64_t expected = hashes[chunk];
+    const uint64_t expected = hashOf(slot, chunk);
     const uint64_t found = hashBytes(payload(slot) + offset, bytes);
     if (found != expected) {
       faults.push_back({offset, expected, found});
     }
   }
   return faults;
+}
+
+uint64_t VaultReader::hashOf(const SlotView& slot, uint64_t chunk) const {
+  return reinterpret_cast<const uint64_t*>(mapping_.data() + slot.chunk_hashes_at)[chunk];
 }
 
 bool VaultReader::isUnchanged(const SlotView& slot) const {

@@ -86,6 +86,8 @@ class VaultReader {
   // Hashes the chunks that [begin, end) of the payload touches. Returns nothing if they are intact.
   std::vector<ChunkFault> verify(const SlotView& slot, uint64_t begin = 0,
                                  uint64_t end = UINT64_MAX) const;
+  // What the writer recorded of a chunk below slot.chunk_count; 0: it has not been copied.
+  uint64_t hashOf(const SlotView& slot, uint64_t chunk) const;
   // Returns false if the writer has sealed or begun to overwrite the slot since `slot` was read.
   bool isUnchanged(const SlotView& slot) const;
 

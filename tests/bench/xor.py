@@ -63,7 +63,11 @@ def main() -> int:
         ]
         if isal := rates.get(f"isalXorGen/{cells}"):
             bases.append(("ISA-L", isal, 1.0))
-        for name, what in (("xorAlone", "XOR"), ("parityOfLiveMemory", "parity with checksum")):
+        for name, what in (
+            ("xorOfAll", "XOR at once (decoding)"),
+            ("xorAlone", "XOR block by block"),
+            ("parityOfLiveMemory", "parity with checksum"),
+        ):
             ours = rates[f"{name}/{cells}"]
             metrics[f"{what} of {cells} cells"] = report.metric(
                 report.median(ours) / 1e9, "GB/s", report.mad(ours) / 1e9
@@ -72,7 +76,7 @@ def main() -> int:
                 value, spread = report.ratio(ours, values)
                 metrics[f"{what} of {cells} cells / {base}"] = (
                     report.metric(value, "x", spread)
-                    if goal is None or name != "xorAlone"
+                    if goal is None or name == "parityOfLiveMemory"
                     else report.metric(
                         value, "x", spread, f">= {goal:g}", report.at_least(value, spread, goal)
                     )

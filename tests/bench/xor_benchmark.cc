@@ -99,6 +99,22 @@ void xorAlone(benchmark::State& state) {
 }
 BENCHMARK(xorAlone)->Arg(3)->Arg(7)->Unit(benchmark::kMillisecond)->UseRealTime();
 
+// All cells at once, as Decoding does.
+void xorOfAll(benchmark::State& state) {
+  const auto cells = static_cast<size_t>(state.range(0));
+  const Memory memory(cells + 1);
+  std::vector<const std::byte*> with;
+  for (size_t i = 1; i <= cells; ++i) {
+    with.push_back(memory[i]);
+  }
+  for (auto _ : state) {
+    xorOf(memory[0], with, kCell);
+    benchmark::ClobberMemory();
+  }
+  setRate(state, cells);
+}
+BENCHMARK(xorOfAll)->Arg(3)->Arg(7)->Unit(benchmark::kMillisecond)->UseRealTime();
+
 // As HostCopier does: blocks are read under guard, added, hashed and stored past the cache.
 void parityOfLiveMemory(benchmark::State& state) {
   const auto cells = static_cast<size_t>(state.range(0));

@@ -2,7 +2,7 @@
 bytes into them.
 
 A rank's own shards come from its own vault; others from other vaults on the node or, over the inner
-backend, from other nodes. The restore hashes every chunk before it uses a byte of it.
+backend, from other nodes. The restore hashes every chunk that it takes a byte of.
 
 Threads: the training thread. Errors: see `check` and `restore`.
 """

@@ -407,14 +407,33 @@ TEST(Restorer, SmallStateOfAVaultOnAnotherNodeIsUnavailable) {
   EXPECT_EQ(donor.objects(), "objects of 0");
 }
 
-TEST(SlotSource, DamageIsFoundBeforeAByteIsUsed) {
+// Also where the damaged byte is none of those that are asked for.
+TEST(SlotSource, DamageInAChunkIsFound) {
   std::mt19937_64 random(6);
   const SmallJob job({1, 1}, "none", random);
-  job.vaults[0]->payload(0)[10] ^= std::byte{1};
   const SlotSource source(job.vaults[0]->fd(), 0, kStep, kIncarnation);
-  Bytes to(64, std::byte{9});
-  EXPECT_THROW(source.copy({{0, 64, to.data()}}), Corruption);
-  EXPECT_EQ(to, Bytes(64, std::byte{9}));
+  const uint64_t bytes = job.tables[0].payload_bytes;
+  Bytes whole(bytes), to(bytes);
+  std::memcpy(whole.data(), job.vaults[0]->payload(0), bytes);
+  const uint64_t half = bytes / 2;
+  EXPECT_NO_THROW(source.copy({{half, bytes - half, to.data() + half}, {0, 10, to.data()}}));
+  EXPECT_TRUE(std::equal(to.begin() + static_cast<ptrdiff_t>(half), to.end(),
+                         whole.begin() + static_cast<ptrdiff_t>(half)));
+  EXPECT_EQ(to[9], whole[9]);
+  for (const uint64_t at : {uint64_t{9}, uint64_t{10}, uint64_t{100}}) {
+    job.vaults[0]->payload(0)[at] ^= std::byte{1};
+    EXPECT_THROW(source.copy({{0, 10, to.data()}}), Corruption);
+    EXPECT_THROW(source.copy({{half, bytes - half, to.data()}, {1, 2, to.data()}}), Corruption);
+    EXPECT_THROW(source.visitPart("", 0, 500, [](uint64_t, auto) {}), Corruption) << "mine";
+    job.vaults[0]->payload(0)[at] ^= std::byte{1};
+  }
+  Bytes mine(500), visited(500);
+  source.copyPart("", 0, mine);
+  source.visitPart("", 0, 500, [&](uint64_t from, std::span<const std::byte> part) {
+    std::memcpy(visited.data() + from, part.data(), part.size());
+  });
+  EXPECT_EQ(visited, mine);
+  EXPECT_THROW(source.visitPart("", 0, 499, [](uint64_t, auto) {}), Corruption);
 }
 
 TEST(SlotSource, AnotherStepInTheSlotIsRefused) {
