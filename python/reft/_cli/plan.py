@@ -12,14 +12,15 @@ from rich.table import Table
 from reft import _voice
 from reft._cli import agents, native, pages, words
 from reft._cli.options import Number
-from reft._link.protection import PEER, is_copied, placement
+from reft._link.protection import AOR, PEER, is_copied, is_recomputed, placement
 
 if TYPE_CHECKING:
     from reft._cli import odds
 
 PLACEMENTS = ("none", "arc", "arc:2", "arc:3", "aec")
 _GB = 1e9
-_COLORS = ("#888888", "#1f77b4", "#2a9d55", "#8c56a8", "#c0562f", "#b8860b")
+_ALL = (*PLACEMENTS, AOR, PEER)
+_COLORS = ("#888888", "#1f77b4", "#2a9d55", "#8c56a8", "#c0562f", "#4f6d7a", "#b8860b")
 _POINTS = 60
 _MOST_RANKS = 100_000
 
@@ -81,23 +82,26 @@ def plan(
     nodes = shape.nodes_of_a_group
     of_rank = state_bytes / shape.parts
     rows, curves = [], {}
-    for protection in (*PLACEMENTS, PEER):
+    for protection in _ALL:
         stored_by_ranks, copies = placement(protection), 1 + is_copied(protection)
         stored = of_rank / shape.replicas * _C.stored_shards(stored_by_ranks, nodes)
         lost, _ = _C.survival(stored_by_ranks, nodes)
         if copies > 1 and shape.nodes > 1:
             lost = max(lost, 1)
-        until = odds.days_until_lost(protection, shape, rate, repair_minutes)
+        # The second one of an optimizer's part is on the rank that arc stores it on.
+        as_arc = stored_by_ranks if is_recomputed(protection) else protection
+        until = odds.days_until_lost(as_arc, shape, rate, repair_minutes)
+        second = of_rank / shape.replicas * is_recomputed(protection)
 
-        def at(day: float, protection: str = protection) -> float:
+        def at(day: float, protection: str = as_arc) -> float:
             return odds.survives(protection, shape, odds.node_survives(day, rate, weibull))
 
         rows.append(
             Row(
                 protection,
                 stored,
-                copies * stored * slots * shape.ranks_per_node,
-                copies * stored * slots / of_rank,
+                (copies * stored * slots + second) * shape.ranks_per_node,
+                (copies * stored * slots + second) / of_rank,
                 lost,
                 at(days),
                 None if math.isinf(until) else until,
@@ -123,6 +127,8 @@ def _notes(
         f"until loss: mean days until a shard is lost if a lost node is replaced, and all is stored"
         f" again, within {repair_minutes:g} minutes; constant rate.",
         "killed processes are survived by all of them: the agent keeps the vaults of its node.",
+        "aor: as arc, for ZeroRedundancyOptimizer; a node's memory includes what its ranks compute a"
+        " second time.",
         "peer: a node also sends as much to another one at each step; for state without replicas,"
         " too.",
     ]

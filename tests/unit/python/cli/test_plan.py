@@ -107,7 +107,7 @@ def test_the_table_fits_a_terminal() -> None:
     said = run("--nodes", "64", "--replicas", "128", "--state-gb", "100")
     assert said.startswith("64 nodes of 8 ranks, 128 replicas of 4 x ")
     assert all(len(line) <= 80 for line in said.splitlines()), said
-    assert [line.split()[0] for line in said.splitlines()[3:9]] == [*PLACEMENTS, "peer"]
+    assert [line.split()[0] for line in said.splitlines()[3:10]] == [*PLACEMENTS, "aor", "peer"]
 
 
 def test_bytes_are_those_of_the_formulas() -> None:
@@ -117,6 +117,8 @@ def test_bytes_are_those_of_the_formulas() -> None:
     assert step["aec"] == pytest.approx(4e9), "|P| / (D - 1)"
     node = {row["protection"]: row["times_state"] for row in made["rows"]}
     assert node["arc"] == 1.0, "two slots of half of the state"
+    assert node["aor"] == 1.25, "and the quarter that is computed a second time"
+    assert step["aor"] == step["arc"]
 
 
 def test_a_job_that_cannot_be_is_refused() -> None:
@@ -137,7 +139,7 @@ def test_the_page_has_a_curve_for_each_protection(tmp_path: Path, failures: str)
     assert ("never" in said) == (failures == "0")
     page = file.read_text(encoding="utf-8")
     curves = re.findall(r'<polyline points="([^"]*)"', page)
-    assert len(curves) == len(PLACEMENTS) + 1
+    assert len(curves) == len(PLACEMENTS) + 2
     for curve in curves:
         points = [tuple(map(float, point.split(","))) for point in curve.split()]
         assert all(60 <= x <= 700 and 10 <= y <= 310.1 for x, y in points), curve
