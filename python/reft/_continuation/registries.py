@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
+from weakref import WeakValueDictionary
 
 from reft._state.own import is_own
 
@@ -61,9 +62,7 @@ class Registries:
     def own(self) -> hooks.Hooks:
         """Gives what is the script's, by its place, the same in every process."""
         there = [_find(module, names) for module, names in _PATHS]
-        now = [
-            list(map(id, one.values() if isinstance(one, Mapping) else one)) for one in there
-        ]
+        now = [list(map(id, _held(one))) for one in there]
         if now != self._entries:
             self._entries = now
             named = zip(_REGISTRIES, there, strict=True)
@@ -81,6 +80,13 @@ class Registries:
                 again = f"#{numbers[place]}" if numbers[place] > 1 else ""
                 found.append((f"{place}{again}", function))
         return found
+
+
+def _held(registry: Any) -> Iterable[Any]:
+    """What changes with the entries: of a dict of weak references, these, which are cheap."""
+    if type(registry) is WeakValueDictionary:
+        return registry.data.values()  # type: ignore[attr-defined,no-any-return]
+    return registry.values() if isinstance(registry, Mapping) else registry  # type: ignore[no-any-return]
 
 
 def _itself(entry: Any) -> Any:
