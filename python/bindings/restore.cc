@@ -236,6 +236,9 @@ void bindRestore(py::module_& module) {
                              "Names of tensors that some ranks of another number shared.")
       .def("deal_rows", &Restorer::dealRows, py::arg("parts"),
            "Says that rank r now has part r % parts of the rows of split tensors.")
+      .def_property_readonly("other_parts", &Restorer::otherParts,
+                             "(dtype, shape) of what the owner had of tensors of whose rows this "
+                             "rank has others.")
       .def(
           "difference",
           [](Restorer& self, const Rows& rows) {

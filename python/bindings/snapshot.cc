@@ -89,10 +89,12 @@ void askRoom(Rank& self, py::function room) {
   });
 }
 
-void setTable(
-    Rank& self, const std::vector<std::tuple<std::string, py::object, int32_t, bool, bool>>& rows,
-    const std::vector<std::pair<std::string, std::vector<int>>>& groups, bool plan_anew,
-    const std::vector<std::tuple<std::string, py::object, std::vector<int64_t>>>& splits) {
+using SplitRow = std::tuple<std::string, std::string, uint64_t, std::vector<int64_t>>;
+
+void setTable(Rank& self,
+              const std::vector<std::tuple<std::string, py::object, int32_t, bool, bool>>& rows,
+              const std::vector<std::pair<std::string, std::vector<int>>>& groups, bool plan_anew,
+              const std::vector<SplitRow>& splits) {
   std::vector<Rank::Region> regions;
   for (const auto& [name, handle, group, early, replaceable] : rows) {
     regions.push_back({name, tensorOf(handle), group, early, replaceable});
@@ -102,8 +104,8 @@ void setTable(
     infos.push_back({id, ranks});
   }
   std::vector<SplitTensor> split_infos;
-  for (const auto& [name, handle, shape] : splits) {
-    split_infos.push_back(splitTensor(name, tensorOf(handle), shape));
+  for (const auto& [name, dtype, item_bytes, shape] : splits) {
+    split_infos.push_back({name, dtype, shape, rowBytes(shape, item_bytes)});
   }
   const py::gil_scoped_release release;
   self.setTable(regions, std::move(infos), std::move(split_infos), plan_anew);
@@ -211,11 +213,10 @@ void bindRank(py::module_& module) {
       .def("ask_room", &askRoom, py::arg("room"),
            "room: whether the vault may take so many bytes more; asked before each part of a slot.")
       .def("set_table", &setTable, py::arg("regions"), py::arg("groups"),
-           py::arg("plan_anew") = false,
-           py::arg("splits") =
-               std::vector<std::tuple<std::string, py::object, std::vector<int64_t>>>(),
+           py::arg("plan_anew") = false, py::arg("splits") = std::vector<SplitRow>(),
            "regions: (name, tensor, group, early, replaceable); groups: (id, ranks); plan_anew: "
-           "votes ask all ranks to plan; splits: (name, this rank's rows, shape of all ranks' "
+           "votes ask all ranks to plan; splits: (name, dtype, bytes of an item, shape of all "
+           "ranks' "
            "together) of each tensor whose rows the ranks have in turn.")
       .def_property_readonly("plan_round",
                              [](const Rank& self) {

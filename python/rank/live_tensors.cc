@@ -92,15 +92,6 @@ RegionInfo regionInfo(const std::string& name, const at::Tensor& tensor) {
   return info;
 }
 
-SplitTensor splitTensor(const std::string& name, const at::Tensor& rows,
-                        std::vector<int64_t> shape) {
-  uint64_t row_bytes = rows.itemsize();
-  for (size_t i = 1; i < shape.size(); ++i) {
-    row_bytes *= static_cast<uint64_t>(shape[i]);
-  }
-  return {name, dtypeName(rows), std::move(shape), row_bytes};
-}
-
 std::vector<LiveRegion> liveRegions(const std::vector<NamedTensor>& tensors) {
   std::vector<LiveRegion> regions;
   regions.reserve(tensors.size());

@@ -53,9 +53,6 @@ std::vector<DeviceStream> currentStreams(const std::vector<int>& devices);
 
 // A region of the tensor table without its group.
 RegionInfo regionInfo(const std::string& name, const at::Tensor& tensor);
-// A tensor of `shape`, of which `rows` are this rank's.
-SplitTensor splitTensor(const std::string& name, const at::Tensor& rows,
-                        std::vector<int64_t> shape);
 // Whether a tensor still has the type, shape and layout of its region.
 bool fitsRegion(const at::Tensor& tensor, const RegionInfo& region);
 // Whether the memory of a tensor is there: its storage may have been given back.

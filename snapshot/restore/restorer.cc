@@ -129,6 +129,21 @@ std::vector<std::string> Restorer::parted() {
   return names;
 }
 
+std::vector<std::pair<std::string, std::vector<int64_t>>> Restorer::otherParts() {
+  std::vector<std::pair<std::string, std::vector<int64_t>>> found;
+  if (plan_.rows_tag == 0) {
+    return found;
+  }
+  for (const SplitTensor& split : table().splits) {
+    const RowRange had = rowsOf(split.shape[0], plan_.savedBy(), owner_);
+    const RowRange has = plan_.rowsNow(split, rank_);
+    if (had.begin != has.begin || had.end != has.end) {
+      found.emplace_back(split.dtype, split.shapeOf(plan_.savedBy(), owner_));
+    }
+  }
+  return found;
+}
+
 void Restorer::dealRows(int parts) {
   if (parts < 1 || plan_.shape.world % parts != 0) {
     throw InvalidArgument("parts", std::to_string(parts),

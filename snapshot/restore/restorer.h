@@ -16,6 +16,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "intercept/base/unique_fd.h"
@@ -57,6 +58,8 @@ class Restorer {
   // the parts. All ranks say the same. Throws InvalidArgument unless there are as many of each
   // part.
   void dealRows(int parts);
+  // Types and shapes of what the owner had of split tensors of which this rank has other rows.
+  std::vector<std::pair<std::string, std::vector<int64_t>>> otherParts();
 
   // The slot of a vault on this node.
   SlotSource& slot(int vault);

@@ -182,6 +182,9 @@ void SlotSource::copy(std::vector<Copy> copies) const {
     for (size_t i = first; i < copies.size() && copies[i].from < end; ++i) {
       const uint64_t a = std::max(copies[i].from, begin);
       const uint64_t b = std::min(copies[i].from + copies[i].bytes, end);
+      if (b <= a) {  // it ended in a chunk before
+        continue;
+      }
       std::byte* const to = copies[i].to + (a - copies[i].from);
       if (a < at) {  // twice
         std::memcpy(to, payload + a, b - a);

@@ -27,6 +27,16 @@ std::vector<int64_t> SplitTensor::shapeOf(int world, int rank) const {
   return found;
 }
 
+uint64_t rowBytes(const std::vector<int64_t>& shape, uint64_t item_bytes) {
+  uint64_t bytes = item_bytes;
+  for (size_t i = 1; i < shape.size(); ++i) {
+    if (shape[i] < 1 || __builtin_mul_overflow(bytes, static_cast<uint64_t>(shape[i]), &bytes)) {
+      return 0;
+    }
+  }
+  return shape.empty() ? 0 : bytes;
+}
+
 uint64_t digestOf(const std::vector<SplitTensor>& splits) {
   if (splits.empty()) {
     return 0;

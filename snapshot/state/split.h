@@ -31,6 +31,9 @@ struct SplitTensor {
   std::vector<int64_t> shapeOf(int world, int rank) const;
 };
 
+// Of a tensor of this shape; 0 if it has no dimension, an empty one, or more bytes than there are.
+uint64_t rowBytes(const std::vector<int64_t>& shape, uint64_t item_bytes);
+
 // Equal if all of them are, in their order; 0: there are none.
 uint64_t digestOf(const std::vector<SplitTensor>& splits);
 

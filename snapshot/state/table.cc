@@ -22,7 +22,6 @@ using Json = nlohmann::json;
 
 constexpr uint64_t kPieceAlign = 64;
 constexpr size_t kMaxItems = 10'000'000;
-constexpr int64_t kMostRows = int64_t{1} << 48;
 constexpr size_t kLongestTable = size_t{1} << 30;
 
 [[noreturn]] void corrupt(const std::string& what) {
@@ -78,9 +77,10 @@ std::string splitProblem(const SnapshotTable& table) {
   }
   std::set<std::string_view> seen;
   for (const SplitTensor& split : table.splits) {
-    const bool has_rows = !split.shape.empty() && split.shape[0] >= 0 &&
-                          split.shape[0] <= kMostRows && split.row_bytes > 0 &&
-                          split.row_bytes <= UINT64_MAX / static_cast<uint64_t>(kMostRows);
+    uint64_t whole = 0;
+    const bool has_rows =
+        !split.shape.empty() && split.shape[0] >= 0 && split.row_bytes > 0 &&
+        !__builtin_mul_overflow(static_cast<uint64_t>(split.shape[0]), split.row_bytes, &whole);
     if (!has_rows || !seen.insert(split.name).second) {
       return split.name;
     }

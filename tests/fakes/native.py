@@ -137,7 +137,7 @@ class FakeEngine:
         regions: Sequence[tuple[str, torch.Tensor, int, bool, bool]],
         groups: Sequence[tuple[str, Sequence[int]]],
         plan_anew: bool = False,
-        splits: Sequence[tuple[str, torch.Tensor, Sequence[int]]] = (),
+        splits: Sequence[tuple[str, str, int, Sequence[int]]] = (),
     ) -> None:
         self._called("set_table")
         self.tables.append((list(regions), list(groups)))

@@ -2,7 +2,7 @@
 `<rank> <epoch> <batch> <step> <loss> <items…>` to `$LOG` after each step.
 
     python elastic_worker.py [--workers W] [--sampler default|own] [--share N] [--wide] [--width N]
-        [--hold FD] [--fsdp | --parts N [--reversed]]
+        [--hold FD] [--fsdp | --parts N [--order RANKS]] [--average list|registered]
 
 `$KILL` is RANK:STEP: that rank kills itself after it has logged that step, which counts over all
 starts. `$STEPS` is how many there are, `$DELAY` how many seconds each one waits. `$READS-<pid>`
@@ -10,7 +10,7 @@ gets a line before reft begins, and one after each step: how many bytes the proc
 storage, and how many of its resume came from vaults in memory, from vaults on storage, and from
 other nodes. With `--fsdp`, each rank has a part of the model, with `--parts`, every Nth has the
 same, and `$LOG-state-<rank>` gets what
-all of them have together: a line `<step> <hash>` after each step.
+all of them have together: a line `<step> <hash>` after each step. `--average` is of the weights.
 """
 
 from __future__ import annotations
@@ -46,13 +46,15 @@ def note_reads() -> None:
             print(counters["read_bytes"], *restored, file=file)
 
 
-def hash_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """Of all parameters, and of what the optimizer keeps of them."""
+def hash_of(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, more: list[torch.Tensor]
+) -> str:
+    """Of all parameters, of what the optimizer keeps of them, and of more tensors."""
     digest = hashlib.sha256()
-    for parameter in model.parameters():
-        for tensor in (parameter, *optimizer.state[parameter].values()):
-            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            digest.update(whole.detach().numpy().tobytes())
+    kept = [t for p in model.parameters() for t in (p, *optimizer.state[p].values())]
+    for tensor in [*kept, *more]:
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        digest.update(whole.detach().numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -66,7 +68,8 @@ def main() -> None:
     parser.add_argument("--hold", type=int, default=0, help="number of a descriptor to have open")
     parser.add_argument("--fsdp", action="store_true", help="each rank has a part of the model")
     parser.add_argument("--parts", type=int, default=0, help="every Nth rank has the same part")
-    parser.add_argument("--reversed", action="store_true", help="rank 0 has the last part")
+    parser.add_argument("--order", default="", help="ranks as the mesh has them")
+    parser.add_argument("--average", default="", help="of the weights, and how it is kept")
     options = parser.parse_args()
     torch.set_num_threads(1)
     note_reads()
@@ -84,9 +87,8 @@ def main() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(8, width), torch.nn.Linear(width, 8))
     is_parted = options.fsdp or options.parts > 0
     if is_parted:
-        ranks = torch.arange(world).view(-1, options.parts or world)
-        if options.reversed:
-            ranks = ranks.flip(1)
+        order = map(int, options.order) if options.order else range(world)
+        ranks = torch.tensor(list(order)).view(-1, options.parts or world)
         mesh = DeviceMesh("cpu", ranks, mesh_dim_names=("replicas", "parts"))
         if options.fsdp:
             mesh = mesh["parts"]
@@ -95,6 +97,9 @@ def main() -> None:
     model = net if is_parted else DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+    average = [p.detach().clone() for p in model.parameters()] if options.average else []
+    for i, tensor in enumerate(average if options.average == "registered" else []):
+        reft.register(f"average {i}", tensor)
     step, seen = 0, 0
     for epoch in range(1000):
         if options.sampler != "own":
@@ -114,7 +119,9 @@ def main() -> None:
                 numbers = " ".join(map(str, index.tolist()))
                 print(rank, epoch, batch, step, loss.item().hex(), share, seen, numbers, file=log)
             if is_parted:
-                found = hash_of(model, optimizer)
+                for mean, parameter in zip(average, model.parameters(), strict=False):
+                    mean.lerp_(parameter.detach(), 0.2)
+                found = hash_of(model, optimizer, average)
                 with open(f"{os.environ['LOG']}-state-{rank}", "a") as log:
                     print(step, found, file=log)
             time.sleep(float(os.environ.get("DELAY", "0")))

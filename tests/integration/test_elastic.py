@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 from collections import Counter
 from dataclasses import dataclass
@@ -106,6 +107,7 @@ def test_each_item_comes_once_when_ranks_leave_and_come_back(workers: int, kille
         (("--fsdp", "--width", "16"), (4, 3, 4)),
         (("--fsdp", "--width", "5"), (4, 2, 1, 3)),
         (("--parts", "2", "--width", "5"), (4, 2, 4)),
+        (("--fsdp", "--average", "registered"), (3, 2)),
     ],
 )
 def test_parts_of_a_model_are_dealt_to_more_or_fewer_ranks(
@@ -125,21 +127,35 @@ def test_parts_of_a_model_are_dealt_to_more_or_fewer_ranks(
             assert (step > resumed) == bool(before), job.said
             resumed = step
             if before:
-                assert "state and place in the loop" in job.said, job.said
+                assert "state and place in the loop, " in job.said, job.said
                 assert len(before[step]) == 1 and job.states[step] == before[step], (step, job.said)
         assert max(job.items_of(0).values()) == 1, "no item comes twice"
         assert sorted({row.step for row in job.rows}) == list(range(1, last + 1))
 
 
 @pytest.mark.timeout(300)
-def test_a_rank_that_has_another_part_of_the_model_now_takes_none() -> None:
+@pytest.mark.parametrize(("world", "order"), [(2, "10"), (4, "0213")])
+def test_a_rank_that_has_another_part_of_the_model_now_takes_none(world: int, order: str) -> None:
+    """Its parameters have the same names and shapes."""
     with ranks.bench(REFT_JOB_ID="job") as bench:
         job = Attempts(bench, "--parts", "2")
         assert job.start(4, 60, kill="1:9") == 0, job.said
-        job.arguments += ("--reversed",)
-        assert job.start(2, 3) == 0, job.said
-        assert "had another part of the model" in job.said, job.said
-        assert "start 4 ranks to resume from it" in job.said, job.said
+        job.arguments += ("--order", order)
+        assert job.start(world, 3) == 0, job.said
+        assert "another part of the model" in job.said, job.said
+        assert "is not resumed" in job.said, job.said
+
+
+@pytest.mark.timeout(300)
+def test_parts_of_tensors_in_variables_do_not_follow_the_ranks_and_are_named() -> None:
+    with ranks.bench(REFT_JOB_ID="job") as bench:
+        job = Attempts(bench, "--fsdp", "--average", "list")
+        assert job.start(3, 60, kill="1:9") == 0, job.said
+        assert job.start(2, 12) in (8, 9), job.said
+        assert "except 4 values" in job.said, job.said
+        assert re.search(r"not restored: main:average\[0\] .*other ranks had other parts", job.said), (
+            job.said
+        )
 
 
 @pytest.mark.timeout(300)

@@ -31,7 +31,7 @@ from .settings import Settings
 from .statics import Statics, report_threads
 from .waiting import Waiting
 
-_VERSION = 25
+_VERSION = 26
 _OBSERVE_BYTES = 1 << 26
 
 
@@ -231,6 +231,7 @@ class Continuation:
         owned_storages: frozenset[int] = frozenset(),
         room: bytes = b"",
         was: tuple[int, int] | None = None,
+        parts: frozenset[tuple[str, tuple[int, ...]]] = frozenset(),
     ) -> Planned:
         """Plans the writes that put a captured loop into the live frames, and does none of them:
         ranks can agree before `Planned.write`.
@@ -245,6 +246,7 @@ class Continuation:
             room: What has come into the room of `capture`'s parts.
             was: If another number of ranks goes on: how many ranks captured it, and which one of
                 them this is from. `foreign` is true then.
+            parts: `Resized.parts`.
 
         Raises:
             FrameMismatch: The live frames are not the captured ones.
@@ -257,7 +259,7 @@ class Continuation:
             path, outside, packed = moved(path), moved(outside), moved(packed)
         graph = Graph.unpacked(packed)
         put_in(graph, room)
-        resized = None if was is None else Resized(*was, first)
+        resized = None if was is None else Resized(*was, first, parts)
         walk = RestoreWalk(
             graph,
             births.by_place(),

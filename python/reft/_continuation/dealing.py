@@ -45,6 +45,8 @@ class Resized:
     first: dict[str, Any]
     """Numbers and strings as they were at its first program point, by place: what has not changed
     since then may follow from the number of ranks, and keeps its live value."""
+    parts: frozenset[tuple[str, tuple[int, ...]]] = frozenset()
+    """Types and shapes of what that rank had of tensors of which this one has another part."""
     dealt: list[int] = field(default_factory=list)
     """A hash of what is left of each epoch, and how many batches were drawn: equal on all ranks."""
 

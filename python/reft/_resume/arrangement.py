@@ -28,7 +28,8 @@ Row = tuple[str, str, list[int], list[int]]  # name, dtype, shape, strides
 _STATE = re.compile(r"o\d+\[(.*?)\].*")
 _ENTRY = re.compile(r"(o\d+\[.*?\])\.(\w+)")
 _GRADIENT = re.compile(r"g\[(.*)\]")
-_DTYPES = {
+# By the names that the tensor table has.
+DTYPES = {
     _C.dtype_name(torch.empty(0, dtype=dtype)): dtype
     for dtype in (
         *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
@@ -147,12 +148,12 @@ class Arrangement:
             local = live._local_tensor if isinstance(live, DTensor) else live
             if list(local.shape) == shape and _C.dtype_name(local) == dtype:
                 return live
-        if dtype not in _DTYPES:
+        if dtype not in DTYPES:
             raise LookupError(f"{name} was saved as {dtype} and cannot be made")
         matched = _STATE.fullmatch(name)
         parameter = self._parameters.get(matched[1]) if matched else None
         if isinstance(parameter, DTensor) and list(parameter._local_tensor.shape) == shape:
-            return torch.zeros_like(parameter, dtype=_DTYPES[dtype]).detach()
+            return torch.zeros_like(parameter, dtype=DTYPES[dtype]).detach()
         return _empty(row, device, live if isinstance(live, torch.Tensor) else parameter)
 
     def _row_of_another(self, name: str) -> Row | None:
@@ -177,7 +178,7 @@ class Arrangement:
         for name, row in self._regions.items():
             path, _, key = name.rpartition(".")
             module = modules.get(path)
-            if module is None or row[1] not in _DTYPES:
+            if module is None or row[1] not in DTYPES:
                 continue
             grown = self._saved["reshaped"].get(name)
             if grown is not None and (live := module._buffers.get(key)) is not None:
@@ -260,6 +261,8 @@ class Arrangement:
             whole, tensor = other.current(), mine.current()
             if str(tensor.dtype)[6:] != dtype or whole.dtype != tensor.dtype:
                 continue
+            if tensor.shape != tuple(shape):
+                continue  # another rank's part of it
             view = torch.empty(0, dtype=tensor.dtype, device=whole.device)
             view.set_(whole.untyped_storage(), whole.storage_offset(), tuple(shape), tuple(strides))
             self._put_memory(tensor, view)
@@ -284,10 +287,10 @@ def _empty(row: Row, device: str, like: torch.Tensor | None) -> torch.Tensor:
     where: Any = device or "cpu"
     if like is not None and device in ("", like.device.type):
         where = _local(like).device
-    made = torch.zeros(shape, dtype=_DTYPES[dtype], device=where)
+    made = torch.zeros(shape, dtype=DTYPES[dtype], device=where)
     if not strides:
         return made
-    return torch.empty_strided(shape, strides, dtype=_DTYPES[dtype], device=where).copy_(made)
+    return torch.empty_strided(shape, strides, dtype=DTYPES[dtype], device=where).copy_(made)
 
 
 def _is_of_a_sharded(optimizer: torch.optim.Optimizer) -> bool:

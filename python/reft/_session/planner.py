@@ -190,7 +190,7 @@ class Planner:
             ],
             [(gid, list(ranks)) for gid, ranks in groups],
             asks,
-            [(name, rows, shape) for name, (rows, shape) in state.splits.items()],
+            [(name, *split) for name, split in state.splits.items()],
         )
         self.state = state
         shared = sum(1 for region in state.regions if region.ranks)

@@ -29,6 +29,7 @@ from reft._state import discovery
 from reft._state.constructions import of_process
 from reft._state.optimizers import not_yet_stepped, signature
 
+_PROBLEMS, _PARTS = "problems", "parts"  # of a rank's answer
 _NEWER = "the script has loaded a newer checkpoint of its own, which is kept"
 
 
@@ -183,7 +184,7 @@ class Resumer:
         known, wanted = boundary.optimizers, self._wanted
         boundary.know(not_yet_stepped(known, wanted[len(known) :]))
         state = discovery.discover(boundary.optimizers)
-        problem = self._deal_rows(state, name) or problem
+        parts = self._deal_rows(state)
         live = own_checkpoints.arrived(
             own_checkpoints.counts(state.optimizers, state.schedulers), b""
         )
@@ -207,7 +208,7 @@ class Resumer:
             problem = f"the script has changed: {str(error) or type(error).__name__}"
         else:
             problem = problem or ("" if again else self._newer(live, boundary.steps_waited + 1))
-        if not self._all_match(problem, name, silent):
+        if not self._all_match(problem, name, silent, parts):
             made.unmake()
             return None
         return Ready(state, made, boundary)
@@ -232,7 +233,7 @@ class Resumer:
         self._restore_state_dicts(
             "gradient scaler", state.scalers, saved["scalers"], keys["scalers"]
         )
-        self._report_lost(small_state.restore_registered(saved))
+        self._report_lost(small_state.restore_registered(saved, self._other_parts()))
         has_place, what = self._restore_frames(frame, state)
         _continuation.graphs.forget()  # those of the discarded iteration
         # What the discarded iteration leaves runs its `finally` now, not in the middle of training.
@@ -369,44 +370,50 @@ class Resumer:
             small_state.storages_of(state),
             self.saved["room"],
             self._was,
+            self._other_parts(),
         )
 
-    def _deal_rows(self, state: discovery.State, name: str) -> str:
-        """Learns into how many parts the ranks deal the rows of tensors, of which other ranks have
-        saved theirs; all ranks call it. Returns why that cannot be known, "" if it can.
-
-        Args:
-            name: of the round in which the ranks agree.
-        """
+    def _deal_rows(self, state: discovery.State) -> int:
+        """Finds into how many parts the ranks deal the rows of tensors, of which another number of
+        ranks has saved theirs. Returns 0 if it did not, or if this rank has none of them in turn."""
         if self._was is None or not self._restorer.splits:
-            return ""
+            return 0
         rank, world = self._job.rank, self._job.world
         found = state.rows(self._restorer.splits)
         parts = max((count for count, _ in found), default=0)
-        mine = str(parts if found == {(parts, rank % max(parts, 1))} else 0)
-        # A rank with few rows may have none: it follows the others.
-        answer = "" if not found else mine
-        agreed = gather.gather(self._job, self._store, f"{name}/rows", answer, _one_of_all)
-        parts = int(agreed.text or "0")
-        if agreed.refusals or parts < 1 or world % parts:
-            return (
-                f"{self.plan.saved_by} ranks saved rows of the same tensors, and the ranks of now do"
-                f" not have them in {self.plan.saved_by} or any number of equal parts, in turn"
-            )
+        if parts < 1 or found != {(parts, rank % parts)} or world % parts:
+            return 0  # as many as ranks, then: what this rank has will not match
         self._restorer.deal_rows(parts)
-        return ""
+        return parts
 
     def _check_role(self, state: discovery.State) -> None:
         """Raises:
         _NotOfThisRank: another part of the model than the one that this rank has would be taken.
         """
-        if self._was is None or not self._restorer.parted:
+        whole, among_some = self.saved["role"]
+        if self._was is None:
+            if state.role() != whole:
+                raise _NotOfThisRank(
+                    "the snapshot has another part of the model than this rank: its DTensors were"
+                    " placed otherwise"
+                )
             return
-        if not self.saved["role"] or state.role(self._restorer.parted) != self.saved["role"]:
+        if not (names := self._restorer.parted):
+            return
+        if not among_some or among_some.endswith("?") or state.role(names) != among_some:
             raise _NotOfThisRank(
                 f"{self._taken} had another part of the model, or one of which it is not known where"
                 f" it belongs: start {self.plan.saved_by} ranks to resume from it"
             )
+
+    def _other_parts(self) -> frozenset[tuple[str, tuple[int, ...]]]:
+        """Types and shapes of what the rank whose place is taken had of tensors of which this one
+        has other rows."""
+        return frozenset(
+            (str(arrangement.DTYPES[dtype])[6:], tuple(shape))
+            for dtype, shape in self._restorer.other_parts
+            if dtype in arrangement.DTYPES
+        )
 
     def _check_place(self, frame: FrameType, state: discovery.State) -> None:
         """Raises:
@@ -442,15 +449,18 @@ class Resumer:
         if self._job.rank == 0 and not self._quiet:
             _voice.say(f"not restored: {notes.line(lost)}")
 
-    def _all_match(self, problem: str, name: str, silent: bool) -> bool:
+    def _all_match(self, problem: str, name: str, silent: bool, parts: int) -> bool:
         """Whether every rank can restore its snapshot: all ranks resume or none.
 
         Args:
             problem: why this one cannot, "" if it can.
+            parts: from `_deal_rows`.
         """
         job = self._job
-        gathered = self._gathered(problem, name)
+        gathered = self._gathered(problem, name, [parts])
         problems = _problems_in(gathered)
+        if not problems and len(gather.parsed(gathered.text)[_PARTS]) > 1:
+            problems = {0: "the ranks have the rows of the same tensors in different numbers of parts"}
         if not problems:
             return True
         first = min(problems)
@@ -474,9 +484,10 @@ class Resumer:
             return ""
         return "the ranks do not agree on what is left of the epoch: they had drawn other items"
 
-    def _gathered(self, problem: str, name: str) -> gather.Gathered:
-        answer = json.dumps({self._job.rank: problem} if problem else {})
-        return gather.gather(self._job, self._store, name, answer, gather.merge_by_rank)
+    def _gathered(self, problem: str, name: str, parts: list[int] | None = None) -> gather.Gathered:
+        problems = {self._job.rank: problem} if problem else {}
+        answer = json.dumps({_PROBLEMS: problems, _PARTS: parts or []})
+        return gather.gather(self._job, self._store, name, answer, _merge_answers)
 
     def _newer(self, live: own_checkpoints.Counts, taken: int) -> str:
         """Why what the script has loaded is kept, "" if it is not."""
@@ -488,10 +499,11 @@ class Resumer:
         return ""
 
 
-def _one_of_all(texts: list[str]) -> str:
-    """What all texts are that say something; "0" if they differ."""
-    found = {text for text in texts if text}
-    return found.pop() if len(found) == 1 else "0" if found else ""
+def _merge_answers(texts: list[str]) -> str:
+    answers = [gather.parsed(text) for text in texts]
+    problems = {rank: why for one in answers for rank, why in one[_PROBLEMS].items()}
+    parts = sorted({count for one in answers for count in one[_PARTS]})
+    return json.dumps({_PROBLEMS: problems, _PARTS: parts})
 
 
 def _same_or_none(texts: list[str]) -> str:
@@ -500,8 +512,8 @@ def _same_or_none(texts: list[str]) -> str:
 
 def _problems_in(gathered: gather.Gathered) -> dict[int, str]:
     """What ranks have answered to a round, and why others did not take part."""
-    problems = {int(rank): text for rank, text in gather.parsed(gathered.text or "{}").items()}
-    return problems | gathered.refusals
+    answers = gather.parsed(gathered.text) if gathered.text else {_PROBLEMS: {}}
+    return {int(rank): text for rank, text in answers[_PROBLEMS].items()} | gathered.refusals
 
 
 def _check_optimizers(

@@ -68,7 +68,7 @@ class Saved(TypedDict, total=False):
     keep, as `_state/contents.py` encodes it; `aliases` and `empty` are those of `discovery.State`,
     `replaced` is of `optimizers.replaced_tensors`; `room` holds the contents of small tensors on
     devices, which other entries refer to; `verified` is under what (`verification.circumstances`) a
-    resume of this job was found to be right; `role` is from `discovery.State.role`; `frames` is missing where the place in the loop is not
+    resume of this job was found to be right; `role` is from `role` and `role_among_some` of `discovery.State`; `frames` is missing where the place in the loop is not
     saved. See `opened` for the entries that hold pickles.
     """
 
@@ -92,7 +92,7 @@ class Saved(TypedDict, total=False):
     registered: dict[str, Any]
     rng: Any
     verified: str
-    role: str
+    role: tuple[str, str]
     frames: dict[str, Any]
     room: bytes
 
@@ -174,7 +174,7 @@ class SmallState:
         self.uncaptured: list[Note] = []
         self.unsaved: list[Note] = []
         self.verified = ""
-        self._role = ""
+        self._role = "", ""
 
     def planned(self, state: discovery.State, boundary: Boundary) -> None:
         """Derives what every step needs of a new plan."""
@@ -208,7 +208,7 @@ class SmallState:
                     self._replaced.append((what, kind, _MADE_LATER))
                 free[kind] -= 1
         self._addresses = []
-        self._role = state.role()
+        self._role = state.role(), state.role_among_some()
         shapes = {r.name: list(r.tensor.shape) for r in state.regions if r.is_replaceable}
         for name, shape in shapes.items():
             self.first_shapes.setdefault(name, shape)
@@ -467,16 +467,35 @@ def restore_strided(saved: Saved, state: discovery.State) -> list[Note]:
     return lost
 
 
-def restore_registered(saved: Saved) -> list[Note]:
+def restore_registered(
+    saved: Saved, other_parts: frozenset[tuple[str, tuple[int, ...]]] = frozenset()
+) -> list[Note]:
     """Puts registered objects back that the script has registered again. Returns those that could
-    not be."""
+    not be.
+
+    Args:
+        other_parts: types and shapes of parts of tensors that this rank has not.
+    """
     lost: list[Note] = []
     for name, values in saved["registered"].items():
         if name in registry.objects:
-            why = _load(registry.objects[name], values)
+            if other_parts and _has_part(values, other_parts):
+                why = "it has parts of tensors that other ranks had, which this rank has not"
+            else:
+                why = _load(registry.objects[name], values)
             if why:
                 lost.append((f"registered object {name}", "", why))
     return lost
+
+
+def _has_part(values: Any, other_parts: frozenset[tuple[str, tuple[int, ...]]]) -> bool:
+    if isinstance(values, torch.Tensor):
+        local = getattr(values, "_local_tensor", values)
+        return (str(local.dtype)[6:], tuple(local.shape)) in other_parts
+    items = values.values() if isinstance(values, dict) else values
+    return isinstance(values, (dict, list, tuple)) and any(
+        _has_part(item, other_parts) for item in items
+    )
 
 
 def _load(obj: Any, values: Any) -> str:

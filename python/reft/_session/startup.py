@@ -38,7 +38,7 @@ from reft._link.trusted_store import AGENT, OBJECTS, ROUND, TABLE, TrustedStore
 from reft._session import restore_ways
 from reft._session.restore_ways import Begun, Way
 
-SMALL_STATE_FORMAT = 3  # raised when `small_state.Saved` changes
+SMALL_STATE_FORMAT = 4  # raised when `small_state.Saved` changes
 INVENTORY = "inventory"  # the rounds in which all ranks take part
 FETCHED = "fetched"
 MATCH = "match"

@@ -32,6 +32,8 @@ from reft._state.contents import Place, below, tensors_in
 from reft._state.optimizers import note_first_tensors, parameter_shape, with_inner
 from reft._state.placements import counted_by, equal_on, local_part, role, rows_of, split_shape
 
+# What torch's optimizers count for each parameter, from the settings and the steps alone.
+_COUNTS = frozenset({"step", "mu_product", "eta", "mu"})
 _OF_OPTIMIZER = re.compile(r"o\d+[.\[]")
 
 
@@ -97,9 +99,9 @@ class State:
         missed: (what, why) of state that cannot be saved.
         replaceable: names of buffers and hyperparameters (`Region.is_replaceable`), also of those
             that are no regions.
-        splits: (rows of this rank, shape of all ranks' rows together), by name, of tensors whose
-            rows of dim 0 all ranks of the job have in turn, as `torch.chunk` deals them. Those of
-            which this rank has rows are regions.
+        splits: (name of the dtype, bytes of an item, shape of all ranks' rows together), by name, of
+            tensors whose rows of dim 0 all ranks of the job have in turn, as `torch.chunk` deals
+            them. Those of which this rank has rows are regions.
     """
 
     regions: list[Region] = field(default_factory=list)
@@ -113,7 +115,7 @@ class State:
     scalers: list[Any] = field(default_factory=list)
     missed: list[tuple[str, str]] = field(default_factory=list)
     replaceable: set[str] = field(default_factory=set)
-    splits: dict[str, tuple[torch.Tensor, list[int]]] = field(default_factory=dict)
+    splits: dict[str, tuple[str, int, list[int]]] = field(default_factory=dict)
     _wrappers: set[str] = field(default_factory=set)
     _ambiguous: set[str] = field(default_factory=set)
     _lazy: list[torch.Tensor] = field(default_factory=list)
@@ -178,22 +180,24 @@ class State:
         return True
 
     def role(self, names: Collection[str] | None = None) -> str:
-        """Which part of a model this rank has (`placements.role`).
+        """Which part of the model this rank has (`placements.role`).
 
         Args:
-            names: of regions; by default those that some ranks share and others have not.
+            names: of parameters that matter; by default all.
         """
+        known = self.parameters.items()
+        return role((name, one) for name, one in known if names is None or name in names)
+
+    def role_among_some(self) -> str:
+        """As `role`, of what some ranks share and others have not."""
         world = dist.get_world_size() if dist.is_initialized() else 1
-        return role(
-            (region.name, region.tensor if region.owner is None else region.owner)
-            for region in self.regions
-            if (1 < len(region.ranks) < world if names is None else region.name in names)
-        )
+        return self.role({r.name for r in self.regions if 1 < len(r.ranks) < world})
 
     def rows(self, names: Collection[str]) -> set[tuple[int, int]]:
-        """Into how many parts the rows of tensors are dealt, and which of them this rank has."""
-        owners = [region.owner for region in self.regions if region.name in names]
-        return {rows_of(owner) or (0, 0) for owner in owners if owner is not None}
+        """Into how many parts the rows of parameters are dealt, and which of them this rank has;
+        (0, 0) for one that is not dealt so."""
+        found = [rows_of(one) for name, one in self.parameters.items() if name in names]
+        return {one or (0, 0) for one in found}
 
     def wait_for_devices(self) -> None:
         """Waits until every device that holds regions is idle."""
@@ -386,6 +390,7 @@ class _Finder:
         self._at: dict[int, Region] = {}  # by address
         self._names: set[str] = set()
         self._names_of: dict[int, str] = {}  # of parameters, by id
+        self._found: dict[Any, tuple[int, ...]] = {}
         self._homes: dict[int, tuple[int, ...]] = {}  # id(parameter) → ranks of its DDP wrapper
         if dist.is_initialized():
             for module in modules:
@@ -451,17 +456,28 @@ class _Finder:
 
     def _contents(self, held: _Held, ranks: tuple[int, ...]) -> None:
         """Adds the tensors in a part of what an optimizer keeps. What has no placement of its own is
-        as equal as the parameter, but a number (Adam's step) is that of all who step it. A number
-        in a parameter group is a hyperparameter, which schedules set on all ranks alike."""
-        placed, counted = equal_on(held.parameter), counted_by(held.parameter)
+        as equal as the parameter, but what torch's optimizers count (Adam's step) is that of all who
+        step it. A number in a parameter group is a hyperparameter, which schedules set on all
+        ranks alike."""
+        placed = self._found_for(equal_on, held.parameter)
         for name, tensor, place in tensors_in(
             held.holder[held.key], held.name, held.place, held.label
         ):
             claimed = ranks
             if not claimed and not isinstance(tensor, DTensor):
-                claimed = counted if tensor.numel() == 1 else placed
+                is_count = tensor.numel() == 1 and place[1] in _COUNTS
+                claimed = self._found_for(counted_by, held.parameter) if is_count else placed
             is_replaceable = held.is_setting and tensor.numel() == 1
             self.add(name, tensor, claimed, held.is_setting, place, is_replaceable)
+
+    def _found_for(self, of: Callable[[Any], tuple[int, ...]], parameter: Any) -> tuple[int, ...]:
+        """What `of` finds of a parameter, looked for once for each mesh and placement."""
+        if not isinstance(parameter, DTensor):
+            return of(parameter)
+        key = of, id(parameter.device_mesh), parameter.placements
+        if key not in self._found:
+            self._found[key] = of(parameter)
+        return self._found[key]
 
     def registered(self) -> None:
         for name, obj in registry.objects.items():
@@ -525,10 +541,11 @@ class _Finder:
             if problem == _GIVEN_BACK:
                 state._given_back.append(local)
             return
-        split = split_shape(tensor, local)
+        whole = split_shape(tensor, local)
+        split = whole and (_C.dtype_name(local), local.element_size(), whole)
         if local.numel() == 0:
-            if split is not None:
-                state.splits[name] = local, split
+            if split and not (placed or ranks):
+                state.splits[name] = split
             return
         if not _C.is_dense(local):
             state.strided[name] = local
@@ -538,8 +555,8 @@ class _Finder:
         known = self._at.setdefault(local.data_ptr(), region)
         if known is region:
             state.regions.append(region)
-            if split is not None:
-                state.splits[name] = local, split
+            if split and not region.ranks:
+                state.splits[name] = split
             return
         # A parameter that begins where a buffer does.
         known.is_replaceable = region.is_replaceable = known.is_replaceable and is_replaceable
@@ -548,6 +565,8 @@ class _Finder:
         else:  # the region is a part of this one
             self._at[local.data_ptr()] = region
             state.splits.pop(known.name, None)
+            if split and not region.ranks:
+                state.splits[name] = split
             state.regions[state.regions.index(known)] = region
             state.aliases.append(Alias(known.name, name, known.owner or known.tensor, known.place))
             for alias in state.aliases:

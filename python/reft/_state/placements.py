@@ -50,7 +50,7 @@ def counted_by(parameter: Any) -> tuple[int, ...]:
 
 def shards_of(tensor: torch.Tensor) -> list[tuple[str, int, int]] | None:
     """Which part of a DTensor this rank has: (placement, number of parts, which one) of each
-    dimension of the mesh over which it is sharded. None if that cannot be known."""
+    dimension of the mesh over which it is divided. None if that cannot be known."""
     if not isinstance(tensor, DTensor):
         return None
     mesh = tensor.device_mesh
@@ -59,23 +59,27 @@ def shards_of(tensor: torch.Tensor) -> list[tuple[str, int, int]] | None:
         return None
     parts = []
     for i, placement in enumerate(tensor.placements):
-        if isinstance(placement, Shard):
-            parts.append((repr(placement), mesh.size(i), coordinate[i]))
-        elif not isinstance(placement, Replicate):
+        if isinstance(placement, Replicate) or mesh.size(i) == 1:
+            continue
+        if not isinstance(placement, Shard):
             return None
+        parts.append((repr(placement), mesh.size(i), coordinate[i]))
     return parts
 
 
 def rows_of(tensor: torch.Tensor) -> tuple[int, int] | None:
     """Into how many parts the rows (dim 0) of a DTensor are dealt, and which of them this rank has;
     None if it is not sharded so."""
-    parts = shards_of(tensor)
-    if parts is None or len(parts) != 1:
+    if not isinstance(tensor, DTensor) or (coordinate := tensor.device_mesh.get_coordinate()) is None:
         return None
-    placement = next(p for p in tensor.placements if not isinstance(p, Replicate))  # type: ignore[attr-defined]
-    if type(placement) is not Shard or placement.dim != 0:
-        return None
-    return parts[0][1:]
+    found = None
+    for i, placement in enumerate(tensor.placements):
+        if isinstance(placement, Replicate):
+            continue
+        if found is not None or type(placement) is not Shard or placement.dim != 0:
+            return None
+        found = tensor.device_mesh.size(i), coordinate[i]
+    return found
 
 
 def split_shape(tensor: torch.Tensor, local: torch.Tensor) -> list[int] | None:
@@ -102,13 +106,37 @@ def role(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     """A hash of which part of each DTensor this rank has; "" if none is one. Plain tensors beside
     them are what their part of the model has.
 
+    It ends with "?" if parts of the job may have other tensors of the same names and shapes (the
+    stages of a pipeline), and nothing tells which part this rank is in: no mesh that these tensors
+    are on is a part of one of all ranks.
+
     Args:
         tensors: with their names.
     """
-    found = []
+    found, is_known = [], True
     for name, tensor in tensors:
-        if isinstance(tensor, DTensor):
-            found.append((name, list(tensor.shape), shards_of(tensor)))
-    if not any(parts for _, _, parts in found):
+        if not isinstance(tensor, DTensor):
+            continue
+        outside = _place_outside(tensor.device_mesh)
+        is_known = is_known and outside is not None
+        found.append((name, list(tensor.shape), shards_of(tensor), outside))
+    if not any(parts or outside for _, _, parts, outside in found):
         return ""
-    return hashlib.sha256(repr(sorted(found, key=str)).encode()).hexdigest()[:32]
+    text = repr(sorted(found, key=str))
+    return hashlib.sha256(text.encode()).hexdigest()[:32] + ("" if is_known else "?")
+
+
+def _place_outside(mesh: Any) -> list[tuple[str, int, int]] | None:
+    """Where this rank is in the dimensions that a mesh of all ranks has and a part of it has not:
+    (name, size, coordinate). None if it is no part of one."""
+    if mesh.size() == dist.get_world_size():
+        return []
+    find = getattr(mesh, "_get_root_mesh", None)
+    root = mesh if find is None else find()
+    names, own = root.mesh_dim_names, mesh.mesh_dim_names
+    if root is mesh or not names or not own or root.size() != dist.get_world_size():
+        return None
+    coordinate = root.get_coordinate()
+    if coordinate is None or not set(own) <= set(names):
+        return None
+    return [(name, root.size(i), coordinate[i]) for i, name in enumerate(names) if name not in own]

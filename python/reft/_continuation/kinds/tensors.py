@@ -30,6 +30,10 @@ _MOST_OBJECTS = 50_000  # of an array
 _FLAGS = frozenset({bool, str, type(None)})
 _WRITTEN = "{op} still writes it when the optimizer step returns: call wait() on that op first"
 _BORROWED = "view of a weight, restored as a separate copy"
+_OTHER_PART = (
+    "other ranks had other parts of it, which this rank has not: reft.register() has a tensor or a"
+    " module dealt to the ranks of now"
+)
 
 
 @kind
@@ -122,6 +126,8 @@ class Tensor(Node):
                 if self._is_like(target, walk):
                     return target  # another name for a weight's memory, put back as the weight's
             walk.problem(at, _BORROWED)
+        if walk.resized is not None and self._is_other_part(at, live, walk):
+            return walk.problem(at, _OTHER_PART)
         target = walk.room_for(at, self, live)
         if target is not None:
             walk.claim(target)
@@ -155,6 +161,14 @@ class Tensor(Node):
             if grad is not KEEP and grad is not before:
                 walk.contents.append(lambda: setattr(made, "grad", grad))
         return made
+
+    def _is_other_part(self, at: At, live: Any, walk: RestoreWalk) -> bool:
+        """Whether it has the shape of what the ranks of then had of a tensor, and its place has not,
+        in the script of this rank, which has another part."""
+        if walk.resized is None or (self.dtype, tuple(self.shape)) not in walk.resized.parts:
+            return False
+        there = [one for one in (walk.born(at.birth), live) if hasattr(one, "shape")]
+        return not there or tuple(there[0].shape) != tuple(self.shape)
 
     def is_made_anew(self) -> bool:
         return not self.is_owned
@@ -474,14 +488,14 @@ class DTensor(Node):
         tags = encode_tags(value, place, depth, walk)
         if walk.note_births or walk.is_owned(value):
             return Owned(tags, None)
-        layout = f"{tuple(value.shape)} {value.placements}"
         local = walk.encode(value._local_tensor, f"{place}._local_tensor", depth + 1)
-        return cls(layout, local, tags)
+        return cls(_layout_of(value), local, tags)
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         target = walk.target(at, live)
-        if target is MISSING or f"{tuple(target.shape)} {target.placements}" != self.layout:
-            return walk.problem(at, "made after the first step, or laid out differently")
+        if target is MISSING or _layout_of(target) != self.layout:
+            why = "made after the first step, or laid out differently"
+            return walk.problem(at, why if walk.resized is None else _OTHER_PART)
         walk.stands(at, target)
         local = target._local_tensor
         walk.fix(local)
@@ -490,6 +504,13 @@ class DTensor(Node):
             walk.contents.append(lambda: setattr(target, "_local_tensor", value))
         walk.put_attributes(self.tags, target, at.place)
         return target
+
+
+def _layout_of(tensor: Any) -> str:
+    """Which part of a distributed tensor this rank has."""
+    from reft._state.placements import shards_of  # imports torch
+
+    return f"{tuple(tensor.shape)} {tensor.placements} {shards_of(tensor)}"
 
 
 def capture_subclass(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:

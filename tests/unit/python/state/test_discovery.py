@@ -103,7 +103,7 @@ def test_rows_that_all_ranks_have_in_turn_are_known(mesh: DeviceMesh) -> None:
     put("replicated", torch.zeros(4, 2), mesh, [Replicate(), Shard(0)], 8)
     module.register_parameter("plain", torch.nn.Parameter(torch.zeros(2, 2)))
     found = discovery.discover([torch.optim.SGD(module.parameters(), lr=0.1)])
-    assert {name: shape for name, (_, shape) in found.splits.items()} == {
+    assert {name: shape for name, (_, _, shape) in found.splits.items()} == {
         "m0.even": [8, 2],
         "m0.uneven": [6, 2],
         "m0.of_one_row": [1, 2],

@@ -292,6 +292,17 @@ TEST(Rows, AreDealtIntoEqualPartsOnly) {
   EXPECT_NO_THROW(restorer.dealRows(2));
 }
 
+// Experts of 48 MiB each, and rows whose bytes have no number.
+TEST(Rows, MayBeLong) {
+  EXPECT_EQ(rowBytes({8, 3072, 4096}, 4), uint64_t{48} << 20);
+  EXPECT_EQ(rowBytes({8}, 2), 2u);
+  EXPECT_EQ(rowBytes({}, 4), 0u);
+  EXPECT_EQ(rowBytes({8, 0}, 4), 0u);
+  EXPECT_EQ(rowBytes({8, INT64_MAX, INT64_MAX}, 4), 0u);
+  const SplitTensor split{"t", "float32", {8, 3072, 4096}, uint64_t{48} << 20};
+  EXPECT_NO_THROW(buildTable(0, 4, {regionOf(split, 4, 0)}, {}, "none", {}, kChunk, {split}));
+}
+
 TEST(Rows, ATableWhoseRegionHasOtherRowsIsRefused) {
   const SplitTensor split{"t", "float32", {5, 2}, 8};
   const auto built = [&](int world, int rank, const RegionInfo& region,
