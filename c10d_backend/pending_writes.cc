@@ -76,11 +76,25 @@ std::optional<PendingWrites::Hit> PendingWrites::find(std::span<const Range> mem
     }
   }
   for (const auto& [hit, work] : touching) {  // without the lock: the end of a Work may remove it
-    if (!work->isCompleted()) {
+    if (!isDone(*work)) {
       return hit;
     }
   }
   return std::nullopt;
+}
+
+// A Work ends its future before it counts as completed itself, and who waits for the future goes
+// on.
+bool PendingWrites::isDone(c10d::Work& work) {
+  if (work.isCompleted()) {
+    return true;
+  }
+  try {
+    const auto future = work.getFuture();
+    return future && future->completed();
+  } catch (const std::exception&) {  // it has none
+    return false;
+  }
 }
 
 PendingWrites& processPendingWrites() {

@@ -54,6 +54,7 @@ class PendingWrites {
     std::vector<Range> ranges;
   };
   Mutex mutex_;
+  static bool isDone(c10d::Work& work);
   std::vector<Entry> entries_ GUARDED_BY(mutex_);
 };
 

@@ -32,13 +32,14 @@ _process = Continuation()
 
 
 def install(batch_hashes: bool = False) -> None:
-    """Has DataLoader iterators remember their origin, and notes hooks on autograd's nodes from now
-    on.
+    """Has DataLoader iterators remember their origin, notes hooks on autograd's nodes from now on,
+    and lets tensors that are known by their places be swapped.
 
     Args:
         batch_hashes: as in `loader_origins.install`.
     """
     node_hooks.watch()
+    _process.watch_swaps()
     loader_origins.install(batch_hashes)
 
 

@@ -10,6 +10,7 @@ import pickle
 import sys
 import weakref
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from types import CodeType
@@ -54,6 +55,12 @@ def is_light(value: Any, depth: int = 0) -> bool:
     return all(is_light(item, depth + 1) for item in value)
 
 
+def _is_array(value: Any) -> bool:
+    """Whether it is an array of NumPy's, which cannot be resized while it has weak references."""
+    numpy: Any = sys.modules.get("numpy")
+    return numpy is not None and type(value) is numpy.ndarray
+
+
 def reference(value: Any) -> weakref.ref[Any] | None:
     """Gives a weak reference; None if there can be none."""
     if issubclass(type(value), _never_cleared()):
@@ -84,6 +91,12 @@ class Births:
         # so that no later one has it; therefore only small ones of plain values.
         self._unfollowed: dict[int, str] = {}
         self._pinned: list[Any] = []
+        # Arrays of NumPy's, by identity alone: one that has the identity of another one, which is
+        # gone, may as well be restored in that one's place.
+        self._arrays: dict[int, str] = {}
+        self._held: dict[int, Any] = {}  # these, until `let_go`
+        self.resizes = False
+        """Whether the script may resize arrays."""
         self._at: dict[str, int] = {}
         self._ambiguous: set[str] = set()
         self.recorded = False
@@ -186,6 +199,9 @@ class Births:
         known = self._places.get(id(value))
         if MEMBER in place or (known is not None and known[0]() is value):
             return
+        if self.resizes and _is_array(value):
+            self._note_array(value, place)
+            return
         followed = reference(value)
         if followed is None:
             # What `exec` runs in is that of the functions that it has made, too.
@@ -199,6 +215,29 @@ class Births:
         if other is not None and other is not value:
             self._ambiguous.add(place)
         self._at[place] = id(value)
+
+    def _note_array(self, value: Any, place: str) -> None:
+        if self._arrays.get(id(value)) is None or id(value) not in self._held:
+            self._arrays[id(value)], self._held[id(value)] = place, value
+            if self._at.setdefault(place, id(value)) != id(value):
+                self._ambiguous.add(place)
+
+    def without_references(self, values: list[Any]) -> Callable[[], None]:
+        """Drops the weak references to some objects, and returns what makes them again."""
+        places = [self.place(value) for value in values]
+        for value in values:
+            self._places.pop(id(value), None)
+
+        def again() -> None:
+            for value, place in zip(values, places, strict=True):
+                if place is not None:
+                    self._places[id(value)] = weakref.ref(value), place
+
+        return again
+
+    def let_go(self) -> None:
+        """The script goes on, and may resize its arrays."""
+        self._held.clear()
 
     def stands(self, place: str, kind: type, first: str | None = None) -> None:
         """Notes that an object of that type stands at a place, and which place it had before."""
@@ -221,6 +260,8 @@ class Births:
         found = self._places.get(id(value))
         if found is not None and found[0]() is value:
             place: str | None = found[1]
+        elif self.resizes and _is_array(value):
+            place = self._arrays.get(id(value))
         else:
             place = self._unfollowed.get(id(value))
         return None if place in self._ambiguous else place
@@ -263,4 +304,5 @@ class Births:
         followed = ((place, reference()) for reference, place in self._places.values())
         found = {place: value for place, value in followed if value is not None}
         found.update((self._unfollowed[id(value)], value) for value in self._pinned)
+        found.update((self._arrays[identity], value) for identity, value in self._held.items())
         return {place: value for place, value in found.items() if place not in self._ambiguous}

@@ -43,6 +43,8 @@ class Point:
 
 # Code that can see every name makes each of them live.
 _SEES_ALL = frozenset({"locals", "vars", "exec", "eval", "globals", "dir"})
+# With an argument, they look at that alone.
+_OF_ONE = frozenset({"vars", "dir"})
 # Called without arguments, they let code look a global up by a string.
 _LOOK_UP = frozenset({"globals", "vars"})
 
@@ -168,9 +170,20 @@ class CodeAnalysis:
     def sees_all(self) -> bool:
         """Whether the code may look at all names: `model.eval()` does not."""
         return not _SEES_ALL.isdisjoint(self.code.co_names) and any(
-            instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and instruction.argval in _SEES_ALL
-            for instruction in self.instructions
+            instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+            and instruction.argval in _SEES_ALL
+            and (instruction.argval not in _OF_ONE or self._is_called_bare(i))
+            for i, instruction in enumerate(self.instructions)
         )
+
+    def _is_called_bare(self, index: int) -> bool:
+        """Whether what an instruction loads is called at once, without arguments."""
+        for after in self.instructions[index + 1 :]:
+            if after.opname.startswith(("CALL", "PRECALL")):
+                return after.arg == 0
+            if after.opname not in ("PUSH_NULL", "CACHE", "KW_NAMES"):
+                return False
+        return False
 
     def read_from(self, offset: int) -> frozenset[str]:
         """`Point.read` of the instruction at an offset; -1: before the code has started."""

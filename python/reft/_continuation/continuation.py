@@ -7,6 +7,7 @@ Threads: the training thread. Errors: `FrameMismatch`, always before the first w
 
 from __future__ import annotations
 
+import functools
 import pickle
 import sys
 from collections.abc import Iterable
@@ -28,7 +29,7 @@ from .kinds.temporaries import Moved
 from .nodes import Graph, Report, Stray
 from .restore_walk import RestoreWalk, put_in
 from .settings import Settings
-from .statics import Statics, report_threads
+from .statics import Statics, mentions, report_threads
 from .waiting import Waiting
 
 _VERSION = 26
@@ -118,6 +119,7 @@ class Continuation:
             FrameMismatch: The frames cannot be read at this point.
         """
         self.observe(start_frame)
+        self._births.let_go()
         with collector.off:
             return self._captured(
                 start_frame,
@@ -200,7 +202,28 @@ class Continuation:
                 process is restored.
         """
         if anew or not self._births.recorded:
-            self._note_births(start_frame, Births())
+            births = Births()
+            births.resizes = mentions("resize", start_frame)
+            self._note_births(start_frame, births)
+
+    def watch_swaps(self) -> None:
+        """Lets `torch.utils.swap_tensors` swap tensors that are known by their places: it refuses
+        those that have weak references. Once."""
+        torch: Any = sys.modules["torch"]
+        original = torch.utils.swap_tensors
+        if hasattr(original, "_reft_original"):
+            return
+
+        @functools.wraps(original)
+        def swap_tensors(t1: Any, t2: Any) -> None:
+            again = self._births.without_references([t1, t2])
+            try:
+                original(t1, t2)
+            finally:
+                again()
+
+        swap_tensors._reft_original = original  # type: ignore[attr-defined]
+        torch.utils.swap_tensors = swap_tensors
 
     def note_variables(self, start_frame: FrameType) -> set[str]:
         """Notes which variables have a value at another step at which a restarted script may be put
@@ -269,6 +292,7 @@ class Continuation:
             resized,
             moved,
         )
+        births.let_go()
         walk.problems += [(place, "temporary path", why) for place, why in moved.gone]
         if resized is not None and FULL in resized.first:
             why = "too many to tell which of them follow from the number of ranks"

@@ -76,6 +76,7 @@ class Tree:
         "_hooks",
         "_attached",
         "_attached_count",
+        "_attached_ever",
         "_samples",
         "_settings",
         "_stock",
@@ -137,6 +138,7 @@ class Tree:
         self._settings: _Settings = _Settings(self._stock, earlier)
         self._attached: list[tuple[int, str, dict[str, Any]]] = []
         self._attached_count = -1
+        self._attached_ever: dict[tuple[int, str], dict[str, Any]] = {}
         self._hooks: hooks.Hooks = []
         self._hook_count = -1
         self.changed = False
@@ -230,7 +232,14 @@ class Tree:
                 for name in _attached_to(module)
                 if name not in standard
             ]
+            self._attached_ever.update({(i, name): held for i, name, held in self._attached})
         return self._attached
+
+    def detached(self) -> list[tuple[int, str]]:
+        """What was attached to modules once, and has been deleted: module's index, name."""
+        self._attached_attributes()
+        gone = [key for key, held in self._attached_ever.items() if key[1] not in held]
+        return [one for one in gone if not one[1].startswith(_OF_THIS_PROCESS)]
 
 
 def _attached_to(module: Any) -> list[str]:

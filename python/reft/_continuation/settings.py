@@ -1,7 +1,7 @@
 """Settings of the whole process that a script may change in mid-run: default dtype and device,
-precision, determinism, autocast, threads, kernels that torch may use, errors of NumPy, digits of
-decimal, environment variables, working directory, recursion limit. Handlers of signals are only
-named.
+precision, determinism, autocast, threads, kernels that torch may use, denormals, what torch checks
+and prints, errors and printing of NumPy, digits of decimal, environment variables, working
+directory, limits of Python, garbage collection. Handlers of signals are only named.
 
 Only what has changed since the first program point is captured, so that a restarted script's own
 beginning counts otherwise.
@@ -13,6 +13,7 @@ Threads: the training thread (grad mode and autocast belong to it). Errors: none
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import re
 import signal
@@ -25,6 +26,13 @@ Problem = tuple[str, str, str]  # (where, type, reason)
 _Setting = tuple[str, Callable[[], Any], Callable[[Any], None]]
 _ENVIRONMENT = "environment"
 _LATER = "set after the first step"
+_OF_MATMUL = (
+    "allow_fp16_reduced_precision_reduction",
+    "allow_bf16_reduced_precision_reduction",
+    "allow_fp16_accumulation",
+)
+_OF_PRINTING = ("precision", "threshold", "edgeitems", "linewidth", "sci_mode")
+_TINY, _ONE = 1e-310, 1.0  # a denormal, and itself times this
 _DIRECTORY, _DEVICE = "working directory", "default device"
 # `signal.getsignal` makes an enumeration's member of each answer.
 _handler_of = getattr(sys.modules["_signal"], "getsignal")  # noqa: B009
@@ -127,6 +135,8 @@ class Settings:
             torch: Any = sys.modules.get("torch")
             is_there = torch is not None and hasattr(torch, "get_default_dtype")
             found = [*_of_torch(torch), *_of_kernels(torch)] if is_there else []
+            if is_there:
+                found += [*_of_debugging(), ("flush denormals", _flushes_denormals, _flush_denormals)]
             found += [*_of_numbers(), *_OF_PROCESS]
             self._known = list(filter(_is_readable, found))
         return self._known
@@ -217,7 +227,72 @@ def _of_kernels(torch: Any) -> list[_Setting]:
         get, put = getattr(cuda, f"{name}_sdp_enabled"), getattr(cuda, f"enable_{name}_sdp")
         found.append((f"{name} attention", get, put))
     found.append(("mkldnn", lambda: mkldnn.enabled, mkldnn.set_flags))
+    found += _attributes("torch.backends.cuda.matmul", _OF_MATMUL)
+    found += _attributes("torch.backends.opt_einsum", ("enabled", "strategy"))
+    found += _attributes("torch.backends.quantized", ("engine",))
+    found += _of_pairs("torch.backends.mha", "get_fastpath_enabled", "set_fastpath_enabled")
     return found
+
+
+def _of_debugging() -> list[_Setting]:
+    """What torch checks, fills, converts and prints."""
+    invariants = _find("torch.sparse.check_sparse_tensor_invariants")
+    found = [
+        *_attributes("torch.utils.deterministic", ("fill_uninitialized_memory",)),
+        *_attributes("torch._tensor_str.PRINT_OPTS", _OF_PRINTING),
+        *_of_pairs("torch", "is_warn_always_enabled", "set_warn_always"),
+        *_of_pairs("torch._C", "_is_multithreading_enabled", "_set_multithreading_enabled"),
+    ]
+    for name in ("overwrite", "swap"):
+        ends = f"{name}_module_params_on_conversion"
+        found += _of_pairs("torch.__future__", f"get_{ends}", f"set_{ends}")
+    if invariants is not None:
+        found.append(
+            (
+                "invariants of sparse tensors",
+                invariants.is_enabled,
+                lambda on: (invariants.enable if on else invariants.disable)(),
+            )
+        )
+    return found
+
+
+def _find(path: str) -> Any:
+    """What a module's name and names in it lead to; None if there is no such thing."""
+    name, _, rest = path, "", ""
+    while name and name not in sys.modules:
+        name, _, last = name.rpartition(".")
+        rest = f"{last}.{rest}" if rest else last
+    value: Any = sys.modules.get(name)
+    for part in filter(None, rest.split(".")):
+        value = getattr(value, part, None)
+    return value
+
+
+def _attributes(path: str, names: tuple[str, ...]) -> list[_Setting]:
+    owner = _find(path)
+    return [
+        (f"{path}.{name}", partial(getattr, owner, name), partial(setattr, owner, name))
+        for name in names
+        if owner is not None
+    ]
+
+
+def _of_pairs(path: str, get: str, put: str) -> list[_Setting]:
+    """A setting that two functions read and write."""
+    owner = _find(path)
+    pair = getattr(owner, get, None), getattr(owner, put, None)
+    return [] if None in pair else [(f"{path}.{put}", *pair)]  # type: ignore[list-item]
+
+
+def _flushes_denormals() -> bool:
+    """The processor rounds tiny numbers of this thread to zero: Python's, too."""
+    return _TINY * _ONE == 0.0
+
+
+def _flush_denormals(flush: bool) -> None:
+    torch: Any = sys.modules["torch"]
+    torch.set_flush_denormal(flush)
 
 
 def _of_numbers() -> list[_Setting]:
@@ -225,6 +300,8 @@ def _of_numbers() -> list[_Setting]:
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
         found.append(("errors of NumPy", numpy.geterr, lambda how: numpy.seterr(**how)))
+        get, put = numpy.get_printoptions, numpy.set_printoptions
+        found.append(("printing of NumPy", get, lambda how: put(**how)))
     decimal: Any = sys.modules.get("decimal")
     if decimal is not None:
         for name in ("prec", "rounding"):
@@ -243,6 +320,10 @@ def _directory() -> str:
 
 _OF_PROCESS: list[_Setting] = [
     ("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
+    ("digits of int", sys.get_int_max_str_digits, sys.set_int_max_str_digits),
+    ("switch interval", sys.getswitchinterval, sys.setswitchinterval),
+    ("threshold of gc", gc.get_threshold, lambda numbers: gc.set_threshold(*numbers)),
+    ("gc", gc.isenabled, lambda on: (gc.enable if on else gc.disable)()),
     (_DIRECTORY, _directory, os.chdir),
 ]
 

@@ -44,7 +44,7 @@ class Arrangement:
 
     Args:
         regions: of the snapshot.
-        saved: its small state, opened (`small_state.Saved`).
+        saved: its small state, opened (`saved.Saved`).
         find: gives what a reference in it stands for.
         foreign: it is another rank's, which stands in for this one's.
     """
@@ -99,7 +99,7 @@ class Arrangement:
             if not (self._foreign and _is_of_a_sharded(optimizer)):
                 self._builder.put_items(encoded[1], optimizer.state)
             for group, items in zip(optimizer.param_groups, groups, strict=True):
-                kept = [key for key in group if key not in items]
+                kept = [key for key in group if key == "params" or self._foreign]
                 self._builder.put_items(list(items.items()), group, kept)
 
     def _second_states(self, state: State) -> None:

@@ -34,6 +34,7 @@ from reft._session import compiled_steps
 from reft._session.sites import Sites
 from reft._state import gradients, heap, recomputed
 from reft._state.constructions import of_process
+from reft._state.modes import outside_modes
 from reft._state.optimizers import with_inner
 
 # Rounds without the closing optimizer, after which crossed steps may end iterations, too.
@@ -255,16 +256,20 @@ class Boundary:
                 # An earlier step raised and never reached its post-hook.
                 del self._nesting[self._nesting.index(id(optimizer)) :]
             self._nesting.append(id(optimizer))
-            self._listener.gate(optimizer)
-            recomputed.of_process.begin(optimizer, (*args[1:], *kwargs.values()))
+            self._begin(optimizer, (*args[1:], *kwargs.values()))
         except Exception as error:
             self._listener.failed("gate", error)
+
+    @outside_modes
+    def _begin(self, optimizer: Optimizer, arguments: tuple[Any, ...]) -> None:
+        self._listener.gate(optimizer)
+        recomputed.of_process.begin(optimizer, arguments)
 
     def _post(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling() or of_process.is_own(optimizer):
             return
         try:
-            recomputed.of_process.end(optimizer)
+            outside_modes(recomputed.of_process.end)(optimizer)
             if id(optimizer) in self._nesting:
                 last = len(self._nesting) - 1 - self._nesting[::-1].index(id(optimizer))
                 del self._nesting[last:]
@@ -275,6 +280,7 @@ class Boundary:
         except Exception as error:
             self._listener.failed("step", error)
 
+    @outside_modes
     def _stepped(self, optimizers: list[Optimizer], frame: FrameType) -> None:
         """Optimizers have stepped, one after the other, before the program is at `frame`."""
         self.sites.note(frame)
@@ -301,6 +307,7 @@ class Boundary:
         self._has_point = True
         self._listener.program_point(frame, gated)
 
+    @outside_modes
     def explicit_point(self, frame: FrameType) -> None:
         """The script says that an iteration ends."""
         self.sites.note(frame)
@@ -350,6 +357,7 @@ class Boundary:
         """All optimizers of the script."""
         return self._listener.optimizers_now()
 
+    @outside_modes
     def compiled_gate(self) -> None:
         """Optimizers are about to write."""
         self._listener.compiled_step(is_seen=True)

@@ -47,7 +47,7 @@ from reft._continuation.nodes import type_name
 from reft._link import job_identity
 from reft._link.protection import AUTO, PEER
 from reft._session import notes
-from reft._session.small_state import Saved
+from reft._session.saved import Saved
 from reft._session.step_comparison import Capture, parts
 from reft._state import discovery, node_loss
 from reft._state.own import is_own

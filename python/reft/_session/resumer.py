@@ -25,6 +25,7 @@ from reft._link.trusted_store import TrustedStore
 from reft._resume import arrangement, own_checkpoints, restorer
 from reft._session import notes, small_state, startup
 from reft._session.boundary import Boundary
+from reft._session.saved import Saved
 from reft._state import discovery
 from reft._state.constructions import of_process
 from reft._state.optimizers import not_yet_stepped, signature
@@ -108,7 +109,7 @@ class Resumer:
         quiet: bool = False,
     ) -> None:
         self.plan, self._restorer = source.plan, source.restorer
-        self._packed = self.saved = cast(small_state.Saved, source.saved)
+        self._packed = self.saved = cast(Saved, source.saved)
         self._job, self._store, self._notes = job, store, found
         self._quiet, self._rounds = quiet, 0
         self.lost: list[notes.Note] = []
@@ -226,6 +227,7 @@ class Resumer:
         written = restorer.restore(self._restorer, state, job.nodes)
         _C.fault_point("restore_copy", plan.step)
         self._report_lost(small_state.restore_strided(saved, state))
+        self._report_lost([(name, "", why) for name, why in saved["missed"]])
         keys = saved["keys"]
         self._restore_state_dicts(
             "scheduler", state.schedulers, saved["schedulers"], keys["schedulers"]
@@ -291,7 +293,7 @@ class Resumer:
         bytes left out, differing pieces."""
         return restorer.compare(self._restorer, self._job.rank, state)
 
-    def saved_anew(self, state: discovery.State) -> small_state.Saved:
+    def saved_anew(self, state: discovery.State) -> Saved:
         """The small state as it was saved: what `write` has given to objects is theirs (CyclicLR
         takes keys out of it).
 
@@ -536,7 +538,7 @@ class _NotOfThisRank(Exception):
 
 
 def _check_donor(
-    state: discovery.State, taken: str, regions: list[arrangement.Row], saved: small_state.Saved
+    state: discovery.State, taken: str, regions: list[arrangement.Row], saved: Saved
 ) -> None:
     """Whether another rank's snapshot may stand in for that of this rank.
 

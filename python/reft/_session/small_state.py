@@ -19,16 +19,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import FrameType, FunctionType
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 
 from reft import _continuation
 from reft._continuation import plain
 from reft._resume import own_checkpoints
-from reft._session import startup
 from reft._session.boundary import Boundary
 from reft._session.notes import Note
+from reft._session.saved import FORMAT, Saved
 from reft._state import constructions, contents, discovery, naming, object_pickles, registry
 from reft._state.device_parts import DeviceParts
 from reft._state.optimizers import replaced_tensors, signature
@@ -56,45 +56,6 @@ _MADE_LATER = (
 )
 _OF_MODULE = re.compile(r"m\d+\.")
 _Look = tuple[tuple[int, ...], torch.dtype]
-
-
-class Saved(TypedDict, total=False):
-    """The pickled dictionary.
-
-    `format` is `startup.SMALL_STATE_FORMAT`; `boundary` is from `Boundary.position`; `optimizers`
-    are signatures; `keys` tell optimizers, schedulers and scalers apart (`Constructions.key_of`);
-    `waiting` are those of optimizers that are still to step with gradients which are not saved; `reshaped` has the first
-    shapes of buffers that have another one since; `groups` and `plain_state` are what optimizers
-    keep, as `_state/contents.py` encodes it; `aliases` and `empty` are those of `discovery.State`,
-    `replaced` is of `optimizers.replaced_tensors`; `room` holds the contents of small tensors on
-    devices, which other entries refer to; `verified` is under what (`verification.circumstances`) a
-    resume of this job was found to be right; `role` is from `role` and `role_among_some` of `discovery.State`; `frames` is missing where the place in the loop is not
-    saved. See `opened` for the entries that hold pickles.
-    """
-
-    format: int
-    step: int
-    session: int
-    boundary: dict[str, Any]
-    optimizers: list[str]
-    keys: dict[str, list[str]]
-    waiting: list[str]
-    counts: dict[str, Any]
-    groups: list[Any]
-    plain_state: list[Any]
-    aliases: list[tuple[str, str, str, tuple[int, ...], tuple[int, ...]]]
-    empty: list[str]
-    reshaped: dict[str, list[int]]
-    replaced: list[str]
-    schedulers: list[tuple[str, Any]]
-    scalers: list[tuple[str, Any]]
-    strided: dict[str, Any]
-    registered: dict[str, Any]
-    rng: Any
-    verified: str
-    role: tuple[str, str]
-    frames: dict[str, Any]
-    room: bytes
 
 
 @dataclass(frozen=True)
@@ -175,6 +136,7 @@ class SmallState:
         self.unsaved: list[Note] = []
         self.verified = ""
         self._role = "", ""
+        self._missed: list[tuple[str, str]] = []
 
     def planned(self, state: discovery.State, boundary: Boundary) -> None:
         """Derives what every step needs of a new plan."""
@@ -208,7 +170,7 @@ class SmallState:
                     self._replaced.append((what, kind, _MADE_LATER))
                 free[kind] -= 1
         self._addresses = []
-        self._role = state.role(), state.role_among_some()
+        self._role, self._missed = (state.role(), state.role_among_some()), list(state.missed)
         shapes = {r.name: list(r.tensor.shape) for r in state.regions if r.is_replaceable}
         for name, shape in shapes.items():
             self.first_shapes.setdefault(name, shape)
@@ -272,7 +234,7 @@ class SmallState:
         parts = DeviceParts(devices)
         encoder = self._encoder()
         saved: Saved = {
-            "format": startup.SMALL_STATE_FORMAT,
+            "format": FORMAT,
             "step": step,
             "session": self._session,
             "boundary": boundary.position(frame),
@@ -310,6 +272,7 @@ class SmallState:
             "rng": _continuation.capture_rng(),
             "verified": self.verified,
             "role": self._role,
+            "missed": self._missed,
         }
         for name, obj in registry.objects.items():
             if hasattr(obj, "state_dict") and not isinstance(obj, torch.nn.Module):
@@ -543,7 +506,17 @@ def restore_state_dicts(
             others = [one for one in others if one is not obj]
         if why := _load(obj, values):
             lost.append((f"{kind} {name}", "", why))
+        else:
+            _delete_others(obj, values)
     return lost
+
+
+def _delete_others(obj: Any, values: dict[str, Any]) -> None:
+    """Deletes what a scheduler has of the attributes that torch saves, and had not then."""
+    if type(obj).state_dict is torch.optim.lr_scheduler.LRScheduler.state_dict:
+        for name in obj.state_dict():
+            if name not in values:
+                vars(obj).pop(name, None)
 
 
 def storages_of(state: discovery.State) -> frozenset[int]:

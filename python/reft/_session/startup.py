@@ -37,8 +37,8 @@ from reft._link import (
 from reft._link.trusted_store import AGENT, OBJECTS, ROUND, TABLE, TrustedStore
 from reft._session import restore_ways
 from reft._session.restore_ways import Begun, Way
+from reft._session.saved import FORMAT
 
-SMALL_STATE_FORMAT = 4  # raised when `small_state.Saved` changes
 INVENTORY = "inventory"  # the rounds in which all ranks take part
 FETCHED = "fetched"
 MATCH = "match"
@@ -447,7 +447,7 @@ def agree(
         if plan is not None:
             restorer = _C.Restorer(client, plan, job.rank)
             saved = plain.loads(_small_state(job, store, plan, restorer))
-            if saved.get("format") != SMALL_STATE_FORMAT:
+            if saved.get("format") != FORMAT:
                 raise _C.Unavailable(
                     f"the snapshot of step {plan.step} is of another version of reft. Resume with"
                     " that version, or set REFT_RESUME=off for one start"

@@ -17,7 +17,8 @@ from reft import _C, _continuation, _voice
 from reft._continuation import comparison
 from reft._continuation.comparison import Difference
 from reft._session.boundary import Boundary
-from reft._session.small_state import Saved, SmallState
+from reft._session.saved import Saved
+from reft._session.small_state import SmallState
 from reft._state import discovery
 
 # Parts of the small state beside the frames, and what each is called.

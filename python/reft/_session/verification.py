@@ -49,7 +49,8 @@ from reft._session import notes, startup, step_comparison
 from reft._session.boundary import Boundary
 from reft._session.recomputation import Recomputation
 from reft._session.resumer import Ready, Resumed, Resumer
-from reft._session.small_state import Saved, finder_in, opened
+from reft._session.saved import Saved
+from reft._session.small_state import finder_in, opened
 from reft._session.step_comparison import Capture, Finding, SavedStep
 from reft._state import discovery
 from reft._state.own import is_own

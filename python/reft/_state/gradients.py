@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from reft._state.modes import outside_modes
+
 
 class Gradients:
     """What one process knows of its gradients.
@@ -68,6 +70,7 @@ class Gradients:
         disable: Any = torch._disable_dynamo
         cls.zero_grad = disable(zero_grad) if cls is Optimizer else zero_grad
 
+    @outside_modes
     def _before_zeroing(self, obj: Any) -> dict[int, int]:
         """Gives the versions of the gradients that the last step has left."""
         try:
@@ -76,6 +79,7 @@ class Gradients:
         except Exception:  # an observer may go blind, it may not break training
             return {}
 
+    @outside_modes
     def _zeroed(self, before: dict[int, int]) -> None:
         try:
             self._left = {

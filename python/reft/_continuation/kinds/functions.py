@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+import weakref
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from ..nodes import (
     ATOMS,
     KEEP,
     MISSING,
+    UNBOUND,
     At,
     Named,
     Node,
@@ -77,7 +79,7 @@ class Function(Node):
             try:
                 cells.append(walk.encode(cell.cell_contents, f"{place}:{name}", depth + 1))
             except ValueError:
-                cells.append(KEEP)  # empty
+                cells.append(UNBOUND)  # empty
         defaults = [
             (name, walk.encode(item, f"{place}({name})", depth + 1))
             for name, item in mutable_defaults(value, walk)
@@ -97,6 +99,10 @@ class Function(Node):
                 current = cell.cell_contents
             except ValueError:
                 current = MISSING
+            if item == UNBOUND:
+                if current is not MISSING:
+                    walk.contents.append(functools.partial(delattr, cell, "cell_contents"))
+                continue
             value = walk.resolve(item, current, f"{at.place}:{name}")
             if value is not KEEP:
                 walk.contents.append(functools.partial(setattr, cell, "cell_contents", value))
@@ -359,14 +365,21 @@ def _called_by(ufunc: Any) -> Any:
     return held[0] if len(held) == 1 else None
 
 
+# Functions that have had attributes: all may have been deleted since.
+_attributed: weakref.WeakSet[FunctionType] = weakref.WeakSet()
+
+
 def has_state(function: FunctionType, walk: CaptureWalk | RestoreWalk, depth: int = 0) -> bool:
     """Says whether a function keeps anything between its calls.
 
     That is a closure, attributes, or defaults that can change.
     """
-    if function.__dict__ or (
-        function.__closure__ and function.__code__.co_freevars != ("__class__",)
-    ):
+    if function.__dict__:
+        _attributed.add(function)
+        return True
+    if function.__closure__ and function.__code__.co_freevars != ("__class__",):
+        return True
+    if _attributed and function in _attributed:
         return True
     defaults = function.__defaults__ or function.__kwdefaults__
     return bool(defaults and mutable_defaults(function, walk, depth))

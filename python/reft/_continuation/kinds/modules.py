@@ -15,7 +15,7 @@ from reft._state.own import is_own
 
 from .. import attachments, hooks
 from ..module_tree import Tree, tree_of
-from ..nodes import ATOMS, KEEP, MISSING, At, Named, Node, Stray, kind, type_name
+from ..nodes import ATOMS, KEEP, MISSING, UNBOUND, At, Named, Node, Stray, kind, type_name
 from .loaders import Shallow
 from .objects import OWNED, Instance, Owned, encode_hooks
 from .tensors import Tensor, tags_of
@@ -84,6 +84,7 @@ class Module(Node):
             (i, name, walk.encode(item, where, depth + 1))
             for i, name, item, where in _attributes(tree, place, walk)
         ]
+        attributes += [(i, name, UNBOUND) for i, name in tree.detached()]
         known = {name for name, _ in tensors}
         # Of tensors that had attributes at the first program point, all may be gone by now.
         tagged = walk.births.tagged.get(place, frozenset())
@@ -121,6 +122,9 @@ class Module(Node):
         for i, name, item in self.attributes:
             holder = tree.modules[i].__dict__
             there = holder.get(name, MISSING)
+            if item == UNBOUND:
+                walk.contents.append(functools.partial(holder.pop, name, None))
+                continue
             value = walk.resolve(item, there, _place_of(tree, i, name, place))
             if value is not KEEP:
                 walk.contents.append(functools.partial(holder.__setitem__, name, value))

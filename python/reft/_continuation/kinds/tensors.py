@@ -61,6 +61,8 @@ class Tensor(Node):
     """What hooks of the script's on a leaf keep."""
     grad: Any
     """Its gradient, which a script that takes steps of its own may still use; None without one."""
+    names: tuple[str | None, ...]
+    """Of its dimensions; none if none of them has one."""
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
@@ -93,6 +95,7 @@ class Tensor(Node):
                 encode_tags(value, place, depth, walk),
                 hooked,
                 _encode_grad(value, place, depth, walk),
+                _names_of(value),
             )
         name = type_name(type(value))
         if value.layout is not torch.strided or value.is_quantized or value.device.type == "meta":
@@ -115,6 +118,7 @@ class Tensor(Node):
             encode_tags(value, place, depth, walk),
             hooked,
             _encode_grad(value, place, depth, walk),
+            _names_of(value),
         )
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
@@ -150,6 +154,8 @@ class Tensor(Node):
                 made = torch.nn.Parameter(made, self.requires_grad)
             elif self.requires_grad:
                 made.requires_grad_()
+        if self.names != _names_of(made):
+            walk.contents.append(lambda: made.rename_(*(self.names or (None,))))
         walk.stands(at, made)
         walk.put_attributes(self.tags, made, at.place)
         if self.hooks or (made is target and made.is_leaf):
@@ -519,6 +525,10 @@ def capture_subclass(value: Any, place: str, depth: int, walk: CaptureWalk) -> N
     if walk.note_births or walk.is_owned(value):
         return Owned(encode_tags(value, place, depth, walk), None)
     return walk.lost(place, type_name(type(value)), "tensor of an unknown class")
+
+
+def _names_of(tensor: Any) -> tuple[str | None, ...]:
+    return tuple(tensor.names) if tensor.has_names() else ()
 
 
 def tags_of(tensor: Any) -> list[tuple[str, Any]]:
