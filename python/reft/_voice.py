@@ -25,13 +25,14 @@ _UNSEEN = re.compile(
 _MOST_IN_LINE = 4096
 _MOST_LINES = 50_000
 
+_print = print  # a script that puts another one in its place means its own lines
 _warned: set[str] = set()  # kinds; one process is one terminal
 
 
 def say(text: str) -> None:
     """Writes one line."""
     try:
-        print(f"reft: {shown(text)}", file=sys.stderr, flush=True)
+        _print(f"reft: {shown(text)}", file=sys.stderr, flush=True)
     except (OSError, ValueError, AttributeError):  # closed, or no standard error at all
         pass
 

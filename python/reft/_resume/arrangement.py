@@ -99,7 +99,9 @@ class Arrangement:
             if not (self._foreign and _is_of_a_sharded(optimizer)):
                 self._builder.put_items(encoded[1], optimizer.state)
             for group, items in zip(optimizer.param_groups, groups, strict=True):
-                kept = [key for key in group if key == "params" or self._foreign]
+                # Others have been deleted: they are the script's, and not of a newer torch.
+                known = {"params", *optimizer.defaults, *(group if self._foreign else ())}
+                kept = [key for key in group if key in known]
                 self._builder.put_items(list(items.items()), group, kept)
 
     def _second_states(self, state: State) -> None:

@@ -512,10 +512,11 @@ def restore_state_dicts(
 
 
 def _delete_others(obj: Any, values: dict[str, Any]) -> None:
-    """Deletes what a scheduler has of the attributes that torch saves, and had not then."""
+    """Deletes the numbers and strings that a scheduler has and had not then: of its attributes,
+    torch saves these at least."""
     if type(obj).state_dict is torch.optim.lr_scheduler.LRScheduler.state_dict:
-        for name in obj.state_dict():
-            if name not in values:
+        for name, value in obj.state_dict().items():
+            if name not in values and type(value) in contents.PLAIN:
                 vars(obj).pop(name, None)
 
 

@@ -36,6 +36,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [line for line in capsys.readouterr().err.splitlines() if line.startswith("reft: ")]
 
 
+NO_PROBLEM = json.dumps({"problems": {}, "parts": [0]})
 ONE_SCHEDULER = {"optimizers": [""], "schedulers": ["2"], "scalers": []}
 
 
@@ -80,6 +81,8 @@ def saved_of(optimizer: torch.optim.Optimizer, **changes: Any) -> dict[str, Any]
         "strided": {},
         "registered": {},
         "rng": _continuation.capture_rng(),
+        "role": ("", ""),
+        "missed": [],
         "room": b"",
     }
     return state | changes
@@ -112,7 +115,7 @@ class Restart:
         self.client = FakeAgentClient("", "{}", 1)
         source = startup.Source(
             SimpleNamespace(step=7, donor=donor or {}, saved_by=world),  # type: ignore[arg-type]
-            SimpleNamespace(regions=[], sources=(0, 0, 0)),  # type: ignore[arg-type]
+            SimpleNamespace(regions=[], sources=(0, 0, 0), other_parts=[]),  # type: ignore[arg-type]
             saved_of(self.optimizer, **changes),  # type: ignore[arg-type]
         )
         job = jobs.job(rank, world)
@@ -205,9 +208,9 @@ def test_a_mismatch_on_one_rank_stops_the_resume_on_all(
     if rank == 0:  # which merges
         second = jobs.job(1, 3)  # it gave up and reports nothing
         gather.refuse(second, restart.store, startup.MATCH, "cannot take part")
-        restart.store.put("round", "match/2", 2, gather._pack(gather.Gathered("{}", {})))
+        restart.store.put("round", "match/2", 2, gather._pack(gather.Gathered(NO_PROBLEM, {})))
     else:
-        answer_for_all(restart.store, startup.MATCH, "{}", {1: "cannot take part"})
+        answer_for_all(restart.store, startup.MATCH, NO_PROBLEM, {1: "cannot take part"})
     assert restart.resume() is None and restart.restored == []
     wanted = ["reft: rank 1: step 7 is not resumed, cannot take part" + BEGINS] if reports else []
     assert lines(capsys) == wanted
@@ -215,9 +218,9 @@ def test_a_mismatch_on_one_rank_stops_the_resume_on_all(
 
 def test_each_rank_publishes_whether_it_matches(monkeypatch: pytest.MonkeyPatch) -> None:
     restart = Restart(monkeypatch, world=2, rank=1)
-    answer_for_all(restart.store, startup.MATCH, "{}")
+    answer_for_all(restart.store, startup.MATCH, NO_PROBLEM)
     assert restart.resume() is not None
-    assert gather._Reader(restart.store, 1 << 20)("match/1", 1, 1) == gather.Gathered("{}", {})
+    assert gather._Reader(restart.store, 1 << 20)("match/1", 1, 1) == gather.Gathered(NO_PROBLEM, {})
 
 
 def test_a_newer_checkpoint_of_the_script_is_kept(
@@ -274,8 +277,8 @@ def test_a_place_that_another_rank_cannot_restore_is_written_nowhere(
         _continuation, "plan", lambda *_: planned(lambda: written.append(True))
     )
     restart = Restart(monkeypatch, world=2, rank=1, exact=True, frames={"uncaptured": []})
-    answer_for_all(restart.store, startup.MATCH, "{}")
-    answer_for_all(restart.store, "place/7/1", json.dumps({0: "the code has changed"}))
+    answer_for_all(restart.store, startup.MATCH, NO_PROBLEM)
+    answer_for_all(restart.store, "place/7/1", json.dumps({"problems": {0: "the code has changed"}, "parts": []}))
     resumed = restart.resume()
     assert resumed is not None and not resumed.has_place and written == []
 
@@ -328,7 +331,7 @@ def test_only_the_first_rank_reports_what_is_equal_on_all(
     restart = Restart(
         monkeypatch, world=2, rank=1, schedulers=[("StepLR", {})], keys=ONE_SCHEDULER
     )
-    answer_for_all(restart.store, startup.MATCH, "{}")
+    answer_for_all(restart.store, startup.MATCH, NO_PROBLEM)
     assert restart.resume() is not None
     assert lines(capsys) == []
 
