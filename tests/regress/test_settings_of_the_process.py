@@ -49,6 +49,24 @@ def test_those_that_change_later_are_as_at_first(jobs: Runner) -> None:
     jobs.same(SCRIPT, 1, "0:2:before_seal")
 
 
+UNTOUCHED = """
+import gc
+model = torch.nn.Linear(4, 2)
+opt = torch.optim.SGD(model.parameters(), lr=0.05)
+for k in range(12):
+    opt.zero_grad()
+    model(torch.full((3, 4), 0.1 * k)).square().mean().backward()
+    opt.step()
+final(*model.parameters(), on=gc.isenabled(), threshold=gc.get_threshold())
+"""
+
+
+def test_the_collector_is_on_after_a_resume(jobs: Runner) -> None:
+    """Captures have it off."""
+    said = jobs.same(UNTOUCHED, 1, "0:8:before_seal")
+    assert "'on': True" in said, said[-3000:]
+
+
 NAMED = """
 model = torch.nn.Linear(4, 2)
 opt = torch.optim.SGD(model.parameters(), lr=0.05)

@@ -17,6 +17,15 @@ class _Off:
     def __init__(self) -> None:
         self.is_ours = False
 
+    def set(self, on: bool) -> None:
+        """Switches the collector on or off for what comes after the block."""
+        if self.is_ours:
+            self.is_ours = on
+        elif on:
+            gc.enable()
+        else:
+            gc.disable()
+
     def __enter__(self) -> None:
         self.is_ours = gc.isenabled()
         gc.disable()

@@ -22,6 +22,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from . import collector
+
 Problem = tuple[str, str, str]  # (where, type, reason)
 _Setting = tuple[str, Callable[[], Any], Callable[[Any], None]]
 _ENVIRONMENT = "environment"
@@ -323,7 +325,7 @@ _OF_PROCESS: list[_Setting] = [
     ("digits of int", sys.get_int_max_str_digits, sys.set_int_max_str_digits),
     ("switch interval", sys.getswitchinterval, sys.setswitchinterval),
     ("threshold of gc", gc.get_threshold, lambda numbers: gc.set_threshold(*numbers)),
-    ("gc", gc.isenabled, lambda on: (gc.enable if on else gc.disable)()),
+    ("gc", lambda: collector.off.is_ours or gc.isenabled(), collector.off.set),
     (_DIRECTORY, _directory, os.chdir),
 ]
 
