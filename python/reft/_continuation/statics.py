@@ -475,9 +475,12 @@ def mentions(name: str, frame: FrameType) -> bool:
         if not is_own(own):
             continue
         for value in list(vars(module).values()):
-            held = [value, *vars(value).values()] if isinstance(value, type) else [value]
-            found = [function_in(one) for one in held]
-            codes += [one.__code__ for one in found if isinstance(one, FunctionType)]
+            found = [value]
+            # By its class: an object's own `__class__` may be code of the script's.
+            if issubclass(type(value), type):
+                members = type.__getattribute__(value, "__dict__").values()
+                found = [function_in(one) for one in members]
+            codes += [one.__code__ for one in found if type(one) is FunctionType]
     return any(_mentions(name, code) for code in codes)
 
 
