@@ -86,6 +86,28 @@ def test_they_run_as_without_reft(jobs: Runner, script: str) -> None:
     assert finals(jobs.same(script, 1, "0:6:before_seal")) == finals(plain)
 
 
+ASKED = """
+class Unbound:
+    @property
+    def __class__(self):
+        raise RuntimeError("outside of its context")
+proxy = Unbound()
+model = torch.nn.Linear(4, 2)
+opt = torch.optim.SGD(model.parameters(), lr=0.05)
+total = 0
+for k in range(10):
+    opt.zero_grad()
+    model(torch.full((3, 4), 0.1 * k)).square().mean().backward()
+    opt.step()
+    total += k
+final(*model.parameters(), total=total)
+"""
+
+
+def test_an_object_that_cannot_be_asked_for_its_class_costs_the_rest_nothing(jobs: Runner) -> None:
+    jobs.same(ASKED, 1, "0:6:before_seal")
+
+
 VARS = """
 import argparse
 args = argparse.Namespace(lr=0.1)

@@ -143,7 +143,7 @@ def _callable_blocker(called: Any) -> str | None:
         return _callable_blocker(called.__func__)
     if isinstance(called, type):
         kinds = (called.__init__, called.__new__)  # type: ignore[misc]
-        made_in_python = any(isinstance(one, FunctionType) for one in kinds)
+        made_in_python = any(type(one) is FunctionType for one in kinds)
         return None if made_in_python or not _iterates(called) else _refusal(called.__qualname__)
     if kind is BuiltinFunctionType or kind is MethodWrapperType:
         owner = type(called.__self__)

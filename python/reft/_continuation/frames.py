@@ -456,7 +456,7 @@ def _make_generator(record: dict[str, Any]) -> Any:
         function = getattr(function, part, None)
     function = getattr(function, "__func__", function)
     if (
-        not isinstance(function, FunctionType)
+        type(function) is not FunctionType
         or analyse(function.__code__).digest != record["digest"]
     ):
         return None
@@ -496,7 +496,7 @@ def _functions_of(namespace: dict[str, Any]) -> list[FunctionType]:
         )
         for member in members:
             function = function_in(member)
-            if isinstance(function, FunctionType) and function.__globals__ is namespace:
+            if type(function) is FunctionType and function.__globals__ is namespace:
                 found.append(function)
     return found
 

@@ -150,4 +150,4 @@ def is_own_hook(hook: Any) -> bool:
     hook = behind(hook)
     if type(hook) is MethodType:
         hook = hook.__self__
-    return is_own(hook.__module__ if isinstance(hook, FunctionType) else type(hook).__module__)
+    return is_own(hook.__module__ if type(hook) is FunctionType else type(hook).__module__)

@@ -266,11 +266,12 @@ def function_in(member: Any) -> Any:
 
     Objects of the script's own are not asked: they may answer anything.
     """
-    if isinstance(member, (classmethod, staticmethod, MethodType)):
+    kind = type(member)
+    if issubclass(kind, (classmethod, staticmethod, MethodType)):
         return member.__func__
-    if type(member) is functools.partialmethod:
+    if kind is functools.partialmethod:
         return function_in(member.func)
-    return member.fget if isinstance(member, property) else member
+    return member.fget if issubclass(kind, property) else member
 
 
 def is_bound(function: Any) -> bool:

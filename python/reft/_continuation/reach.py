@@ -81,9 +81,9 @@ def reach(*roots: tuple[str, Any, bool], in_worker: bool = False) -> Reached:
     work = deque(roots)
     while work:
         path, value, drawn = work.popleft()
-        if id(value) in seen or value is None or isinstance(value, (int, float, complex)):
+        if id(value) in seen or value is None or issubclass(type(value), (int, float, complex)):
             continue
-        if isinstance(value, _LEAVES):
+        if issubclass(type(value), _LEAVES):
             continue
         if len(seen) >= _MOST_VISITS or len(found.parts) >= _MOST_PARTS:
             many = f"{_MOST_PARTS} parts" if len(seen) < _MOST_VISITS else f"{_MOST_VISITS} objects"
@@ -97,7 +97,7 @@ def reach(*roots: tuple[str, Any, bool], in_worker: bool = False) -> Reached:
         inner = _inner(value, found.reads)
         if inner is None:
             continue
-        if type(getattr(value, "__dict__", None)) is dict and not isinstance(value, FunctionType):
+        if type(getattr(value, "__dict__", None)) is dict and type(value) is not FunctionType:
             found.parts.append(Part(path, value, drawn))
         elif not hasattr(value, "__dict__") and foreign.slot_names(type(value)):
             found.slotted.append(Part(path, value, drawn))
@@ -140,13 +140,13 @@ def _is_followed(value: Any, reads: _Reads) -> bool:
     """Whether an object, which is no container and no function, is looked into."""
     kind = type(value)
     torch: Any = sys.modules["torch"]
-    if isinstance(value, torch.nn.Module):
+    if issubclass(type(value), torch.nn.Module):
         # A transform or a collator may be one; a model is saved elsewhere.
         return next(value.parameters(), None) is None
-    if isinstance(value, (torch.Tensor, torch.optim.Optimizer, BaseException)):
+    if issubclass(type(value), (torch.Tensor, torch.optim.Optimizer, BaseException)):
         return False
     data: Any = torch.utils.data
-    if isinstance(value, (data.Sampler, data.Dataset, data.DataLoader)):
+    if issubclass(type(value), (data.Sampler, data.Dataset, data.DataLoader)):
         return True
     if _is_closed(kind.__module__):
         return reads is None and foreign.is_open(kind)
@@ -186,7 +186,11 @@ def _read_by(function: FunctionType, reads: _Reads) -> list[tuple[str, Any]]:
         for name, item in named
         if is_random(item)
         or type(item) is FunctionType
-        or (reads is not None and is_own(type(item).__module__) and not isinstance(item, type))
+        or (
+            reads is not None
+            and is_own(type(item).__module__)
+            and not issubclass(type(item), type)
+        )
     ]
 
 

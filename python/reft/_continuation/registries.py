@@ -135,7 +135,7 @@ def _is_own(entry: Any) -> bool:
     called = hooks.behind(entry)
     if type(called) is MethodType:
         return is_own(type(called.__self__).__module__) or _is_own(called.__func__)
-    if isinstance(called, FunctionType):
+    if type(called) is FunctionType:
         return is_own(called.__module__) or is_own(called.__globals__.get("__name__"))
     held = entry.args if type(entry) is partial else ()
     return callable(called) and (is_own(type(called).__module__) or any(map(_is_own, held)))

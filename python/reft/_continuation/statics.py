@@ -123,7 +123,7 @@ class _Names:
                 continue
             self._known.add(name)
             # A class or module that the script has made has no other name to be found by.
-            stateless = is_first and isinstance(value, _STATELESS) and not is_made(value)
+            stateless = is_first and issubclass(type(value), _STATELESS) and not is_made(value)
             if stateless or (is_class and _is_descriptor(value)):
                 self.fixed.append(name)
                 self.meant.append(value)
@@ -173,9 +173,11 @@ class _Module:
         self.members: list[tuple[str, enum.Enum, dict[str, None]]] = []
         known = {} if before is None else {id(one.kind): one for one in before.classes}
         for key, value in list(namespace.items()):
-            if isinstance(value, type) and value.__module__ == name and key == value.__qualname__:
+            # All by their classes: an object's own `__class__` may be code of the script's.
+            is_class = issubclass(type(value), type)
+            if is_class and value.__module__ == name and key == value.__qualname__:
                 self._add_class(value, 0, known)
-            elif isinstance(value, FunctionType) and (
+            elif type(value) is FunctionType and (
                 value.__globals__ is namespace or value.__module__ == name
             ):
                 self.functions.append((key, value))
@@ -213,7 +215,7 @@ class _Module:
         self.functions += [(f"{kind.__qualname__}.{key}", one) for key, one in _functions_of(kind)]
         for key, value in list(vars(kind).items()):
             if (
-                isinstance(value, type)
+                issubclass(type(value), type)
                 and depth < 2
                 and value.__qualname__ == f"{kind.__qualname__}.{key}"
             ):
@@ -265,7 +267,7 @@ def _functions_of(kind: type) -> list[tuple[str, FunctionType]]:
             found += [(f"{key}.{type_name(first)}", one) for first, one in registered]
         else:
             found.append((key, function_in(value)))
-    return [(key, one) for key, one in found if isinstance(one, FunctionType)]
+    return [(key, one) for key, one in found if type(one) is FunctionType]
 
 
 def _made_classes() -> dict[str, list[_Made]]:
@@ -573,7 +575,11 @@ def _capture_value(
     elif value is MISSING:
         found.append((name, UNBOUND))
     # The frames have captured the objects that the main module's code still uses.
-    elif is_open or prefix != _MAIN_PREFIX or isinstance(value, (FunctionType, ModuleType, type)):
+    elif (
+        is_open
+        or prefix != _MAIN_PREFIX
+        or issubclass(type(value), (FunctionType, ModuleType, type))
+    ):
         found.append((name, walk.encode(value, prefix + name)))
 
 
@@ -633,15 +639,13 @@ def _foreign_attributes(
     found: list[tuple[str, str]] = []
     for key, attribute in sorted(frozenset[tuple[str, str]]().union(*map(attributes_set, codes))):
         imported = key.removeprefix("import ")
-        other = _module_of(imported, sys.modules if imported != key else namespace)
-        if (
-            isinstance(other, ModuleType)
-            and sys.modules.get(other.__name__) is other
-            and not is_own(other.__name__)
-            and not is_made(other)
-            and other.__name__.partition(".")[0] != "reft"
-        ):
-            found.append((other.__name__, attribute))
+        other: Any = _module_of(imported, sys.modules if imported != key else namespace)
+        if not issubclass(type(other), ModuleType):
+            continue
+        name: str = other.__name__
+        is_others = sys.modules.get(name) is other and not is_own(name) and not is_made(other)
+        if is_others and name.partition(".")[0] != "reft":
+            found.append((name, attribute))
     return found
 
 
@@ -654,7 +658,7 @@ def _module_of(name: str, namespace: Mapping[str, Any]) -> Any:
         if value is MISSING:
             continue
         for part in name[end + 1 :].split(".") if end < len(name) else ():
-            value = vars(value).get(part) if isinstance(value, ModuleType) else None
+            value = vars(value).get(part) if issubclass(type(value), ModuleType) else None
         return value
     return None
 
@@ -675,7 +679,7 @@ def _find(module: ModuleType, qualname: str) -> Any:
     value: Any = module
     parts = qualname.split(".")
     for i, part in enumerate(parts):
-        if isinstance(value, type):
+        if issubclass(type(value), type):
             function = dict(_functions_of(value)).get(".".join(parts[i:]))
             if function is not None:
                 return function

@@ -191,7 +191,7 @@ class Code(Node):
     which: str
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
-        if isinstance(live, FunctionType) and _which(live) == self.which:
+        if type(live) is FunctionType and _which(live) == self.which:
             return live
         return walk.problem(at, _not_by_name(self.which.partition(" ")[0]))
 
