@@ -216,8 +216,7 @@ void bindRank(py::module_& module) {
            py::arg("plan_anew") = false, py::arg("splits") = std::vector<SplitRow>(),
            "regions: (name, tensor, group, early, replaceable); groups: (id, ranks); plan_anew: "
            "votes ask all ranks to plan; splits: (name, dtype, bytes of an item, shape of all "
-           "ranks' "
-           "together) of each tensor whose rows the ranks have in turn.")
+           "ranks' parts together) of each tensor whose rows the ranks have in turn.")
       .def_property_readonly("plan_round",
                              [](const Rank& self) {
                                const auto round = self.engine().planRound();

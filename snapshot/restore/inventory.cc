@@ -155,12 +155,8 @@ std::vector<SlotSummary> summarizeVerified(const VaultReader& reader,
         continue;  // a private part has no second source here
       }
       SlotSummary summary{view.index, view.step, view.incarnation, view.cut, {}, table.protection};
-      std::set<std::string_view> split;
-      for (const SplitTensor& tensor : table.splits) {
-        split.insert(tensor.name);
-      }
       summary.only_here = onlyHere(table, {});
-      summary.indivisible = onlyHere(table, split);
+      summary.indivisible = onlyHere(table, table.splitNames());
       summary.splits = digestOf(table.splits);
       const std::vector<uint64_t> layouts = groupLayouts(table);
       for (size_t g = 0; g < table.groups.size(); ++g) {

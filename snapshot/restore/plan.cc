@@ -532,12 +532,8 @@ std::vector<ShardRange> rangesOf(const SnapshotTable& table, const std::string& 
                                  uint32_t shard) {
   std::vector<ShardRange> ranges;
   if (group.empty()) {
-    std::set<std::string_view> without;
-    for (const SplitTensor& split : table.splits) {
-      if (shard == kUnsplit) {
-        without.insert(split.name);
-      }
-    }
+    const std::set<std::string_view> without =
+        shard == kUnsplit ? table.splitNames() : std::set<std::string_view>();
     for (uint32_t region = 0; region < table.regions.size(); ++region) {
       if (table.regions[region].group < 0 && table.regions[region].bytes > 0 &&
           !without.contains(table.regions[region].name)) {

@@ -23,10 +23,6 @@ uint64_t bytesOf(const std::vector<ShardRange>& ranges) {
       [](uint64_t sum, const ShardRange& range) { return sum + range.end - range.begin; });
 }
 
-uint64_t bytesOf(const std::vector<SlotSource::Copy>& copies) {
-  return copies.empty() ? 0 : copies.back().at + copies.back().bytes;
-}
-
 // The rows of split tensors that a vault has and the receiver has now, one behind the other.
 std::vector<SlotSource::Copy> rowsIn(const SlotSource& vault, const RestorePlan& plan,
                                      const Transfer& transfer) {
@@ -311,13 +307,12 @@ uint64_t Restorer::restore(const std::vector<LiveRegion>& live, PeerTransport* t
     const bool sends = transfer.sender == rank_;
     const Awaited* const awaited = sends ? nullptr : &received.at(transfer.tag);
     SlotSource* const from = sends ? &slot(transfer.vault) : nullptr;
-    std::vector<SlotSource::Copy> rows;
-    if (sends && transfer.rows) {
-      rows = rowsIn(*from, plan_, transfer);
+    std::vector<SlotSource::Copy> copies;
+    if (sends) {
+      copies = transfer.rows ? rowsIn(*from, plan_, transfer)
+                             : from->partOf(transfer.group, transfer.shard);
     }
-    const uint64_t bytes = !sends          ? awaited->bytes
-                           : transfer.rows ? bytesOf(rows)
-                                           : from->bytesOf(transfer.group, transfer.shard);
+    const uint64_t bytes = sends ? SlotSource::bytesOf(copies) : awaited->bytes;
     if (bytes == 0) {
       continue;
     }
@@ -331,14 +326,7 @@ uint64_t Restorer::restore(const std::vector<LiveRegion>& live, PeerTransport* t
     Flight flight{nullptr, hostBuffer(bytes), bytes, awaited};
     const std::span<std::byte> buffer(flight.buffer.get(), bytes);
     if (sends) {
-      if (transfer.rows) {
-        for (SlotSource::Copy& copy : rows) {
-          copy.to = buffer.data() + copy.at;
-        }
-        from->copy(std::move(rows));
-      } else {
-        from->copyPart(transfer.group, transfer.shard, buffer);
-      }
+      from->copyInto(std::move(copies), buffer);
       reads(*from, bytes);
       flight.pending = transport->send(buffer, transfer.receiver, transfer.tag);
     } else {

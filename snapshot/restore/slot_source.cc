@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <numeric>
 
 #include <linux/magic.h>
 #include <sys/vfs.h>
@@ -75,10 +76,8 @@ uint64_t SlotSource::offsetOf(const std::string& region, uint32_t shard, uint64_
                               uint64_t end) const {
   const auto at = offsets_.find(Place(region, shard, begin, end));
   if (at == offsets_.end()) {
-    throw Corruption("rank " + std::to_string(reader_.identity().rank) + " step " +
-                     std::to_string(view_.step) + ": bytes " + std::to_string(begin) + " to " +
-                     std::to_string(end) + " of " + region + " are not stored as part of shard " +
-                     std::to_string(shard));
+    throw Corruption(where() + "bytes " + std::to_string(begin) + " to " + std::to_string(end) +
+                     " of " + region + " are not stored as part of shard " + std::to_string(shard));
   }
   return at->second;
 }
@@ -88,9 +87,8 @@ uint64_t SlotSource::offsetWithin(const std::string& region, uint64_t begin, uin
   const auto after = offsets_.lower_bound(Place(region, 0, 0, end));
   if (after == offsets_.end() || std::get<0>(after->first) != region ||
       std::get<1>(after->first) != 0 || std::get<2>(after->first) != 0 || begin > end) {
-    throw Corruption("rank " + std::to_string(reader_.identity().rank) + " step " +
-                     std::to_string(view_.step) + ": bytes " + std::to_string(begin) + " to " +
-                     std::to_string(end) + " of " + region + " are not stored");
+    throw Corruption(where() + "bytes " + std::to_string(begin) + " to " + std::to_string(end) +
+                     " of " + region + " are not stored");
   }
   return after->second + begin;
 }
@@ -111,9 +109,7 @@ std::vector<SlotSource::Copy> SlotSource::findPart(const std::string& group, uin
       continue;
     }
     if (!table_.holdsParityOf(index)) {
-      throw Corruption("rank " + std::to_string(reader_.identity().rank) + " step " +
-                       std::to_string(view_.step) + ": the parity of group " + group +
-                       " is not stored");
+      throw Corruption(where() + "the parity of group " + group + " is not stored");
     }
     for (const ParityPiece& piece : table_.parities) {
       if (piece.group == g) {
@@ -133,21 +129,25 @@ const std::vector<SlotSource::Copy>& SlotSource::partOf(const std::string& group
   return at->second;
 }
 
+uint64_t SlotSource::bytesOf(const std::vector<Copy>& copies) {
+  return std::accumulate(copies.begin(), copies.end(), uint64_t{0},
+                         [](uint64_t sum, const Copy& copy) { return sum + copy.bytes; });
+}
+
 uint64_t SlotSource::bytesOf(const std::string& group, uint32_t part) const {
-  uint64_t bytes = 0;
-  for (const Copy& copy : partOf(group, part)) {
-    bytes += copy.bytes;
-  }
-  return bytes;
+  return bytesOf(partOf(group, part));
 }
 
 void SlotSource::copyPart(const std::string& group, uint32_t part, std::span<std::byte> to) const {
   checkLength(group, part, to.size());
-  std::vector<Copy> copies = partOf(group, part);
+  copyInto(partOf(group, part), to);
+}
+
+void SlotSource::copyInto(std::vector<Copy> copies, std::span<std::byte> to) const {
   for (Copy& copy : copies) {
     copy.to = to.data() + copy.at;
   }
-  this->copy(std::move(copies));
+  copy(std::move(copies));
 }
 
 void SlotSource::copy(std::vector<Copy> copies) const {
@@ -229,11 +229,14 @@ void SlotSource::visitPart(
 
 void SlotSource::checkLength(const std::string& group, uint32_t part, uint64_t bytes) const {
   if (const uint64_t stored = bytesOf(group, part); stored != bytes) {
-    throw Corruption("rank " + std::to_string(reader_.identity().rank) + " step " +
-                     std::to_string(view_.step) + ": part " + std::to_string(part) + " of group " +
-                     group + " has " + std::to_string(stored) + " bytes, not " +
-                     std::to_string(bytes));
+    throw Corruption(where() + "part " + std::to_string(part) + " of group " + group + " has " +
+                     std::to_string(stored) + " bytes, not " + std::to_string(bytes));
   }
+}
+
+std::string SlotSource::where() const {
+  return "rank " + std::to_string(reader_.identity().rank) + " step " + std::to_string(view_.step) +
+         ": ";
 }
 
 void SlotSource::throwDamaged(uint64_t chunk) const {

@@ -32,6 +32,7 @@ class SlotSource {
     std::byte* to = nullptr;
     uint64_t at = 0;  // partOf(): in the bytes of the part
   };
+  static uint64_t bytesOf(const std::vector<Copy>& copies);
 
   // Keeps a duplicate of `fd`.
   SlotSource(int fd, uint32_t slot, int64_t step, uint64_t incarnation);
@@ -50,8 +51,12 @@ class SlotSource {
   // That of bytes [begin, end) of a private region.
   uint64_t offsetWithin(const std::string& region, uint64_t begin, uint64_t end) const;
   void copy(std::vector<Copy> copies) const;
-  // A part of a group, which is a shard or the rank's parity, or all private regions (group ""):
-  // its bytes, one behind the other. Throws Corruption if `to` has another length.
+  // Into `to`, each where it lies in the part.
+  void copyInto(std::vector<Copy> copies, std::span<std::byte> to) const;
+  // A part of a group, which is a shard or the rank's parity, or a part of the private regions
+  // (group ""): its bytes, one behind the other. copyPart() throws Corruption if `to` has another
+  // length.
+  const std::vector<Copy>& partOf(const std::string& group, uint32_t part) const;
   uint64_t bytesOf(const std::string& group, uint32_t part) const;
   void copyPart(const std::string& group, uint32_t part, std::span<std::byte> to) const;
   // Calls fn(where the bytes lie in the part, the bytes) for all of a part that has `bytes`, chunk
@@ -72,9 +77,9 @@ class SlotSource {
  private:
   SlotSource(int fd, SlotView view);
   void findOffsets();
-  const std::vector<Copy>& partOf(const std::string& group, uint32_t part) const;
   std::vector<Copy> findPart(const std::string& group, uint32_t part) const;
   void checkLength(const std::string& group, uint32_t part, uint64_t bytes) const;
+  std::string where() const;  // for messages: "rank N step S: "
   [[noreturn]] void throwDamaged(uint64_t chunk) const;
   void checkUnchanged() const;
   using Place = std::tuple<std::string, uint32_t, uint64_t, uint64_t>;

@@ -267,6 +267,14 @@ uint32_t SnapshotTable::parityPart(int32_t g) const {
   return static_cast<uint32_t>(groups[static_cast<size_t>(g)].ranks.size()) + memberOf(g);
 }
 
+std::set<std::string_view> SnapshotTable::splitNames() const {
+  std::set<std::string_view> names;
+  for (const SplitTensor& split : splits) {
+    names.insert(split.name);
+  }
+  return names;
+}
+
 bool SnapshotTable::holdsParityOf(int32_t g) const {
   std::vector<std::pair<uint64_t, uint64_t>> held;
   for (const ParityPiece& piece : parities) {

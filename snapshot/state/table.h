@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -78,6 +79,7 @@ struct SnapshotTable {
   uint32_t memberOf(int32_t g) const;
   // The part that is its parity of group `g`: D + its number.
   uint32_t parityPart(int32_t g) const;
+  std::set<std::string_view> splitNames() const;
   // Whether this rank's payload holds the whole parity of group `g`.
   bool holdsParityOf(int32_t g) const;
   // Shards of group `g` without a byte (fewer rows than members), ascending; equal on all members.
