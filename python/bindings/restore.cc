@@ -183,6 +183,14 @@ void bindRestore(py::module_& module) {
   module.def("ranks_without_vault", &ranksWithoutVault, py::arg("inventory"), py::arg("world"),
              "(ranks, ascending, of which an inventory has no vault: none if it has none at all; "
              "how many ranks the job of these vaults had, which is the one that ran last)");
+  module.def(
+      "rows_of",
+      [](int64_t rows, int world, int rank) {
+        const RowRange own = rowsOf(rows, world, rank);
+        return std::make_pair(own.begin, own.end);
+      },
+      py::arg("rows"), py::arg("world"), py::arg("rank"),
+      "The first row, and the one behind the last, that a rank has of a split tensor.");
   module.def("merge_inventories", &mergeInventories, py::arg("texts"));
   module.def("plan_restore", &planOf, py::arg("inventory"), py::arg("node_of"),
              py::arg("below") = INT64_MAX,

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from reft import _C
+
 
 def local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
     """The tensor whose memory this rank holds, and the ranks that its placement calls equal."""
@@ -70,7 +72,8 @@ def shards_of(tensor: torch.Tensor) -> list[tuple[str, int, int]] | None:
 def rows_of(tensor: torch.Tensor) -> tuple[int, int] | None:
     """Into how many parts the rows (dim 0) of a DTensor are dealt, and which of them this rank has;
     None if it is not sharded so."""
-    if not isinstance(tensor, DTensor) or (coordinate := tensor.device_mesh.get_coordinate()) is None:
+    coordinate = tensor.device_mesh.get_coordinate() if isinstance(tensor, DTensor) else None
+    if coordinate is None or not isinstance(tensor, DTensor):
         return None
     found = None
     for i, placement in enumerate(tensor.placements):
@@ -95,16 +98,15 @@ def split_shape(tensor: torch.Tensor, local: torch.Tensor) -> list[int] | None:
     if rows_of(tensor) != (world, rank) or tensor.device_mesh.size() != world:
         return None
     rows, *others = tensor.shape
-    each = -(-rows // world)
-    own = min(max(rows - rank * each, 0), each)
-    if list(local.shape) != [own, *others] or not local.is_contiguous():
+    begin, end = _C.rows_of(rows, world, rank)
+    if list(local.shape) != [end - begin, *others] or not local.is_contiguous():
         return None
     return list(tensor.shape)
 
 
 def role(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """A hash of which part of each DTensor this rank has; "" if none is one. Plain tensors beside
-    them are what their part of the model has.
+    """A hash of which part of each DTensor this rank has; "" if there are no DTensors. Plain tensors
+    are taken for those of the same part of the model.
 
     It ends with "?" if parts of the job may have other tensors of the same names and shapes (the
     stages of a pipeline), and nothing tells which part this rank is in: no mesh that these tensors
