@@ -269,7 +269,7 @@ class Boundary:
         if torch.compiler.is_compiling() or of_process.is_own(optimizer):
             return
         try:
-            outside_modes(recomputed.of_process.end)(optimizer)
+            self._end(optimizer)
             if id(optimizer) in self._nesting:
                 last = len(self._nesting) - 1 - self._nesting[::-1].index(id(optimizer))
                 del self._nesting[last:]
@@ -279,6 +279,10 @@ class Boundary:
                 self._stepped([optimizer], sys._getframe(1))
         except Exception as error:
             self._listener.failed("step", error)
+
+    @outside_modes
+    def _end(self, optimizer: Optimizer) -> None:
+        recomputed.of_process.end(optimizer)
 
     @outside_modes
     def _stepped(self, optimizers: list[Optimizer], frame: FrameType) -> None:

@@ -378,10 +378,11 @@ class Resumer:
     def _deal_rows(self, state: discovery.State) -> int:
         """Finds into how many parts the ranks deal the rows of tensors, of which another number of
         ranks has saved theirs. Returns 0 if it did not, or if this rank has none of them in turn."""
-        if self._was is None or not self._restorer.splits:
+        splits = set(self._restorer.splits)
+        if not splits:
             return 0
         rank, world = self._job.rank, self._job.world
-        found = state.rows(self._restorer.splits)
+        found = state.rows(splits)
         parts = max((count for count, _ in found), default=0)
         if parts < 1 or found != {(parts, rank % parts)} or world % parts:
             return 0  # as many as ranks, then: what this rank has will not match
@@ -400,7 +401,7 @@ class Resumer:
                     " placed otherwise"
                 )
             return
-        if not (names := self._restorer.parted):
+        if not (names := set(self._restorer.parted)):
             return
         if not among_some or among_some.endswith("?") or state.role(names) != among_some:
             raise _NotOfThisRank(
@@ -459,10 +460,10 @@ class Resumer:
             parts: from `_deal_rows`.
         """
         job = self._job
-        gathered = self._gathered(problem, name, [parts])
+        gathered = self._gathered(problem, name, parts)
         problems = _problems_in(gathered)
         if not problems and len(gather.parsed(gathered.text)[_PARTS]) > 1:
-            problems = {0: "the ranks have the rows of the same tensors in different numbers of parts"}
+            problems = {0: "the ranks have rows of the same tensors in different numbers of parts"}
         if not problems:
             return True
         first = min(problems)
@@ -486,9 +487,9 @@ class Resumer:
             return ""
         return "the ranks do not agree on what is left of the epoch: they had drawn other items"
 
-    def _gathered(self, problem: str, name: str, parts: list[int] | None = None) -> gather.Gathered:
+    def _gathered(self, problem: str, name: str, *parts: int) -> gather.Gathered:
         problems = {self._job.rank: problem} if problem else {}
-        answer = json.dumps({_PROBLEMS: problems, _PARTS: parts or []})
+        answer = json.dumps({_PROBLEMS: problems, _PARTS: parts})
         return gather.gather(self._job, self._store, name, answer, _merge_answers)
 
     def _newer(self, live: own_checkpoints.Counts, taken: int) -> str:

@@ -115,7 +115,9 @@ class Restart:
         self.client = FakeAgentClient("", "{}", 1)
         source = startup.Source(
             SimpleNamespace(step=7, donor=donor or {}, saved_by=world),  # type: ignore[arg-type]
-            SimpleNamespace(regions=[], sources=(0, 0, 0), other_parts=[]),  # type: ignore[arg-type]
+            SimpleNamespace(  # type: ignore[arg-type]
+                regions=[], splits=[], sources=(0, 0, 0), other_parts=[]
+            ),
             saved_of(self.optimizer, **changes),  # type: ignore[arg-type]
         )
         job = jobs.job(rank, world)
