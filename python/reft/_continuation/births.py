@@ -217,7 +217,7 @@ class Births:
         self._at[place] = id(value)
 
     def _note_array(self, value: Any, place: str) -> None:
-        if self._arrays.get(id(value)) is None or id(value) not in self._held:
+        if id(value) not in self._held:
             self._arrays[id(value)], self._held[id(value)] = place, value
             if self._at.setdefault(place, id(value)) != id(value):
                 self._ambiguous.add(place)

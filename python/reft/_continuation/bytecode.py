@@ -12,6 +12,7 @@ import dis
 import hashlib
 import os
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import CodeType
@@ -172,18 +173,9 @@ class CodeAnalysis:
         return not _SEES_ALL.isdisjoint(self.code.co_names) and any(
             instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
             and instruction.argval in _SEES_ALL
-            and (instruction.argval not in _OF_ONE or self._is_called_bare(i))
+            and (instruction.argval not in _OF_ONE or _is_called_bare(self.instructions, i))
             for i, instruction in enumerate(self.instructions)
         )
-
-    def _is_called_bare(self, index: int) -> bool:
-        """Whether what an instruction loads is called at once, without arguments."""
-        for after in self.instructions[index + 1 :]:
-            if after.opname.startswith(("CALL", "PRECALL")):
-                return after.arg == 0
-            if after.opname not in ("PUSH_NULL", "CACHE", "KW_NAMES"):
-                return False
-        return False
 
     def read_from(self, offset: int) -> frozenset[str]:
         """`Point.read` of the instruction at an offset; -1: before the code has started."""
@@ -442,6 +434,23 @@ def _hash_code(code: CodeType, hasher: Any) -> None:
             hasher.update(repr(constant).encode())
 
 
+def _is_called_bare(instructions: Sequence[dis.Instruction], index: int) -> bool:
+    """Whether what an instruction loads is called at once, without arguments."""
+    for after in instructions[index + 1 :]:
+        if after.opname == "CALL":
+            return after.arg == 0
+        if after.opname not in ("PUSH_NULL", "PRECALL", "CACHE", "EXTENDED_ARG"):
+            return False
+    return False
+
+
+def mentions(name: str, code: CodeType) -> bool:
+    """Whether a code object, or code nested in it, has a global name or an attribute's."""
+    return name in code.co_names or any(
+        mentions(name, one) for one in code.co_consts if isinstance(one, CodeType)
+    )
+
+
 def global_names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
     """Gives the global names that a code object, and all code nested in it, reads and writes; its
     strings count as read where it looks names up by strings."""
@@ -450,19 +459,15 @@ def global_names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
     if found is None:
         reads: set[str] = set()
         writes: set[str] = set()
-        looks_up = ""
         looked_up = False
-        for instruction in dis.get_instructions(code):
+        instructions = list(dis.get_instructions(code))
+        for i, instruction in enumerate(instructions):
             if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
                 reads.add(instruction.argval)
-                looks_up = instruction.argval if instruction.argval in _LOOK_UP else ""
-                continue
+                is_look_up = instruction.argval in _LOOK_UP
+                looked_up = looked_up or (is_look_up and _is_called_bare(instructions, i))
             if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 writes.add(instruction.argval)
-            if instruction.opname == "CALL":
-                looked_up = looked_up or bool(looks_up and instruction.arg == 0)
-            if instruction.opname not in ("PUSH_NULL", "PRECALL", "CACHE", "EXTENDED_ARG"):
-                looks_up = ""
         if looked_up:
             reads |= {one for one in code.co_consts if isinstance(one, str)}
         for constant in code.co_consts:

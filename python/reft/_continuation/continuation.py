@@ -29,7 +29,7 @@ from .kinds.temporaries import Moved
 from .nodes import Graph, Report, Stray
 from .restore_walk import RestoreWalk, put_in
 from .settings import Settings
-from .statics import Statics, mentions, report_threads
+from .statics import Statics, report_threads
 from .waiting import Waiting
 
 _VERSION = 26
@@ -203,7 +203,7 @@ class Continuation:
         """
         if anew or not self._births.recorded:
             births = Births()
-            births.resizes = mentions("resize", start_frame)
+            births.resizes = frames.script_mentions("resize", start_frame)
             self._note_births(start_frame, births)
 
     def watch_swaps(self) -> None:

@@ -29,7 +29,7 @@ from types import (
 )
 from typing import Any
 
-from reft._state.own import is_made
+from reft._state.own import is_made, is_own
 
 from . import calls
 from .births import Stateless
@@ -40,6 +40,7 @@ from .bytecode import (
     Unsupported,
     analyse,
     global_names,
+    mentions,
 )
 from .capture_walk import CaptureWalk
 from .nodes import (
@@ -499,6 +500,19 @@ def _functions_of(namespace: dict[str, Any]) -> list[FunctionType]:
             if type(function) is FunctionType and function.__globals__ is namespace:
                 found.append(function)
     return found
+
+
+def script_mentions(name: str, frame: FrameType) -> bool:
+    """Whether code of the script has a name: that of the frames around `frame`, or of a function or
+    method of its modules."""
+    codes = []
+    above: FrameType | None = frame
+    while above is not None:
+        codes.append(above.f_code)
+        above = above.f_back
+    modules = [module for own, module in list(sys.modules.items()) if is_own(own)]
+    codes += [one.__code__ for module in modules for one in _functions_of(vars(module))]
+    return any(mentions(name, code) for code in codes)
 
 
 _module_names_cache: dict[int, tuple[dict[str, Any], int, frozenset[str]]] = {}

@@ -236,8 +236,8 @@ class Tree:
         return self._attached
 
     def detached(self) -> list[tuple[int, str]]:
-        """What was attached to modules once, and has been deleted: module's index, name."""
-        self._attached_attributes()
+        """What `attributes` has found attached to modules, and has been deleted since: module's
+        index, name."""
         gone = [key for key, held in self._attached_ever.items() if key[1] not in held]
         return [one for one in gone if not one[1].startswith(_OF_THIS_PROCESS)]
 

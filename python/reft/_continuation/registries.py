@@ -85,8 +85,9 @@ class Registries:
 def _held(registry: Any) -> Iterable[Any]:
     """What changes with the entries: of a dict of weak references, these, which are cheap."""
     if type(registry) is WeakValueDictionary:
-        return registry.data.values()  # type: ignore[attr-defined,no-any-return]
-    return registry.values() if isinstance(registry, Mapping) else registry  # type: ignore[no-any-return]
+        registry = registry.data  # type: ignore[attr-defined]
+    found: Iterable[Any] = registry.values() if isinstance(registry, Mapping) else registry
+    return found
 
 
 def _itself(entry: Any) -> Any:

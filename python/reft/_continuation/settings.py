@@ -136,9 +136,8 @@ class Settings:
         if self._known is None:
             torch: Any = sys.modules.get("torch")
             is_there = torch is not None and hasattr(torch, "get_default_dtype")
-            found = [*_of_torch(torch), *_of_kernels(torch)] if is_there else []
-            if is_there:
-                found += [*_of_debugging(), ("flush denormals", _flushes_denormals, _flush_denormals)]
+            parts = (_of_torch, _of_kernels, _of_debugging) if is_there else ()
+            found = [setting for part in parts for setting in part(torch)]
             found += [*_of_numbers(), *_OF_PROCESS]
             self._known = list(filter(_is_readable, found))
         return self._known
@@ -229,25 +228,26 @@ def _of_kernels(torch: Any) -> list[_Setting]:
         get, put = getattr(cuda, f"{name}_sdp_enabled"), getattr(cuda, f"enable_{name}_sdp")
         found.append((f"{name} attention", get, put))
     found.append(("mkldnn", lambda: mkldnn.enabled, mkldnn.set_flags))
-    found += _attributes("torch.backends.cuda.matmul", _OF_MATMUL)
-    found += _attributes("torch.backends.opt_einsum", ("enabled", "strategy"))
-    found += _attributes("torch.backends.quantized", ("engine",))
-    found += _of_pairs("torch.backends.mha", "get_fastpath_enabled", "set_fastpath_enabled")
+    found += _attributes(torch, "backends.cuda.matmul", _OF_MATMUL)
+    found += _attributes(torch, "backends.opt_einsum", ("enabled", "strategy"))
+    found += _attributes(torch, "backends.quantized", ("engine",))
+    found += _of_pairs(torch, "backends.mha", "get_fastpath_enabled", "set_fastpath_enabled")
+    found.append(("flush denormals", _flushes_denormals, torch.set_flush_denormal))
     return found
 
 
-def _of_debugging() -> list[_Setting]:
+def _of_debugging(torch: Any) -> list[_Setting]:
     """What torch checks, fills, converts and prints."""
-    invariants = _find("torch.sparse.check_sparse_tensor_invariants")
+    invariants = _find(torch, "sparse.check_sparse_tensor_invariants")
     found = [
-        *_attributes("torch.utils.deterministic", ("fill_uninitialized_memory",)),
-        *_attributes("torch._tensor_str.PRINT_OPTS", _OF_PRINTING),
-        *_of_pairs("torch", "is_warn_always_enabled", "set_warn_always"),
-        *_of_pairs("torch._C", "_is_multithreading_enabled", "_set_multithreading_enabled"),
+        *_attributes(torch, "utils.deterministic", ("fill_uninitialized_memory",)),
+        *_attributes(torch, "_tensor_str.PRINT_OPTS", _OF_PRINTING),
+        *_of_pairs(torch, "_C", "_is_multithreading_enabled", "_set_multithreading_enabled"),
+        ("warn always", torch.is_warn_always_enabled, torch.set_warn_always),
     ]
     for name in ("overwrite", "swap"):
         ends = f"{name}_module_params_on_conversion"
-        found += _of_pairs("torch.__future__", f"get_{ends}", f"set_{ends}")
+        found += _of_pairs(torch, "__future__", f"get_{ends}", f"set_{ends}")
     if invariants is not None:
         found.append(
             (
@@ -259,20 +259,13 @@ def _of_debugging() -> list[_Setting]:
     return found
 
 
-def _find(path: str) -> Any:
-    """What a module's name and names in it lead to; None if there is no such thing."""
-    name, _, rest = path, "", ""
-    while name and name not in sys.modules:
-        name, _, last = name.rpartition(".")
-        rest = f"{last}.{rest}" if rest else last
-    value: Any = sys.modules.get(name)
-    for part in filter(None, rest.split(".")):
-        value = getattr(value, part, None)
-    return value
+def _find(torch: Any, path: str) -> Any:
+    """What names in torch lead to; None if a release has no such thing."""
+    return functools.reduce(lambda owner, name: getattr(owner, name, None), path.split("."), torch)
 
 
-def _attributes(path: str, names: tuple[str, ...]) -> list[_Setting]:
-    owner = _find(path)
+def _attributes(torch: Any, path: str, names: tuple[str, ...]) -> list[_Setting]:
+    owner = _find(torch, path)
     return [
         (f"{path}.{name}", partial(getattr, owner, name), partial(setattr, owner, name))
         for name in names
@@ -280,9 +273,9 @@ def _attributes(path: str, names: tuple[str, ...]) -> list[_Setting]:
     ]
 
 
-def _of_pairs(path: str, get: str, put: str) -> list[_Setting]:
+def _of_pairs(torch: Any, path: str, get: str, put: str) -> list[_Setting]:
     """A setting that two functions read and write."""
-    owner = _find(path)
+    owner = _find(torch, path)
     pair = getattr(owner, get, None), getattr(owner, put, None)
     return [] if None in pair else [(f"{path}.{put}", *pair)]  # type: ignore[list-item]
 
@@ -290,11 +283,6 @@ def _of_pairs(path: str, get: str, put: str) -> list[_Setting]:
 def _flushes_denormals() -> bool:
     """The processor rounds tiny numbers of this thread to zero: Python's, too."""
     return _TINY * _ONE == 0.0
-
-
-def _flush_denormals(flush: bool) -> None:
-    torch: Any = sys.modules["torch"]
-    torch.set_flush_denormal(flush)
 
 
 def _of_numbers() -> list[_Setting]:

@@ -26,7 +26,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from functools import cached_property, partial, partialmethod, singledispatchmethod
 from operator import is_not
-from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from reft._state.own import is_made, is_own
@@ -463,33 +463,6 @@ class Statics:
             )
             return self._known[:_MOST_MODULES]
         return self._known
-
-
-def mentions(name: str, frame: FrameType) -> bool:
-    """Whether the code of the script has a name: that of the frames around `frame`, or of a
-    function or method of one of its modules."""
-    codes = []
-    above: FrameType | None = frame
-    while above is not None:
-        codes.append(above.f_code)
-        above = above.f_back
-    for own, module in list(sys.modules.items()):
-        if not is_own(own):
-            continue
-        for value in list(vars(module).values()):
-            found = [value]
-            # By its class: an object's own `__class__` may be code of the script's.
-            if issubclass(type(value), type):
-                members = type.__getattribute__(value, "__dict__").values()
-                found = [function_in(one) for one in members]
-            codes += [one.__code__ for one in found if type(one) is FunctionType]
-    return any(_mentions(name, code) for code in codes)
-
-
-def _mentions(name: str, code: CodeType) -> bool:
-    if name in code.co_names:
-        return True
-    return any(_mentions(name, one) for one in code.co_consts if isinstance(one, CodeType))
 
 
 def _hooks_of_all(is_first: bool = False) -> dict[str, hooks.Hooks]:

@@ -130,7 +130,7 @@ class Tensor(Node):
                 if self._is_like(target, walk):
                     return target  # another name for a weight's memory, put back as the weight's
             walk.problem(at, _BORROWED)
-        if walk.resized is not None and self._is_other_part(at, live, walk):
+        if self._is_other_part(at, live, walk):
             return walk.problem(at, _OTHER_PART)
         target = walk.room_for(at, self, live)
         if target is not None:
@@ -169,8 +169,8 @@ class Tensor(Node):
         return made
 
     def _is_other_part(self, at: At, live: Any, walk: RestoreWalk) -> bool:
-        """Whether it has the shape of what the ranks of then had of a tensor, and its place has not,
-        in the script of this rank, which has another part."""
+        """Whether it has the shape of what the ranks of then had of a tensor, and its place in the
+        script of this rank, which has another part, has not."""
         if walk.resized is None or (self.dtype, tuple(self.shape)) not in walk.resized.parts:
             return False
         there = [one for one in (walk.born(at.birth), live) if hasattr(one, "shape")]
