@@ -1,5 +1,5 @@
-"""Settings that change numbers began anew at a resume, without a word: torch's faster kernel for
-attention, denormals, how modules are converted, garbage collection, what is printed."""
+"""A resume silently lost settings that change numbers: torch's faster kernel for attention,
+denormals, how modules are converted, garbage collection, what is printed."""
 
 from __future__ import annotations
 

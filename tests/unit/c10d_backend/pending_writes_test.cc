@@ -5,7 +5,7 @@
 namespace reft {
 namespace pending_writes_test {
 
-// Ends its future and itself when it is told to, in either order, as gloo's does.
+// Its future and itself end when the test ends them, in either order.
 class ManualWork : public c10d::Work {
  public:
   explicit ManualWork(bool has_future) {
