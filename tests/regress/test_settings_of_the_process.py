@@ -3,6 +3,9 @@ denormals, how modules are converted, garbage collection, what is printed."""
 
 from __future__ import annotations
 
+import pytest
+import torch
+
 from tests.support.killed import Runner
 
 SCRIPT = """
@@ -83,6 +86,7 @@ final(*model.parameters(), total=total.sum("c").rename(None).tolist(), names=pla
 """
 
 
+@pytest.mark.skipif(not hasattr(torch.Tensor, "has_names"), reason="torch has no named tensors")
 def test_names_of_dimensions_come_back(jobs: Runner) -> None:
     """Each restarted attempt ended with an error, until the launcher gave up."""
     jobs.same(NAMED, 1, "0:8:before_seal")

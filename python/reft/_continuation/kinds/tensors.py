@@ -528,7 +528,9 @@ def capture_subclass(value: Any, place: str, depth: int, walk: CaptureWalk) -> N
 
 
 def _names_of(tensor: Any) -> tuple[str | None, ...]:
-    return tuple(tensor.names) if tensor.has_names() else ()
+    # torch 2.13 has no named tensors any more.
+    has_names = getattr(tensor, "has_names", None)
+    return tuple(tensor.names) if has_names is not None and has_names() else ()
 
 
 def tags_of(tensor: Any) -> list[tuple[str, Any]]:
