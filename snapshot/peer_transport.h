@@ -1,8 +1,9 @@
 // Moves bytes between the ranks of a job, for restoring what lies on other nodes.
 //
 // A message goes from one rank to another and is named by its tag, which is below 2^24; both sides
-// know its length. Many may be in flight. The bytes of a message must stay alive, and those of a
-// send unchanged, until wait() has returned.
+// know its length. Many may be in flight; those of one tag arrive in the order in which they were
+// sent. The bytes of a message must stay alive, and those of a send unchanged, until wait() has
+// returned.
 //
 // Threads: one at a time. Errors: PeerFailure or the transport's own, from send(), receive() and
 // wait(); the transport is then of no further use.

@@ -79,12 +79,13 @@ Decoding::Decoding(const SnapshotTable& table, const Move& move)
   visits_.resize(keepers_.size());
 }
 
-void Decoding::put(size_t i, std::span<const std::byte> parity, const LiveWriter& live) {
+void Decoding::put(size_t i, uint64_t begin, std::span<const std::byte> parity,
+                   const LiveWriter& live) {
   std::vector<ShardRange> ranges;
-  cells_.ranges(shard_, keepers_.at(i), 0, cells_.bytes(), ranges);
+  cells_.ranges(shard_, keepers_.at(i), begin, begin + parity.size(), ranges);
   live.scatter(ranges, parity.data());
   const auto filler = parity.subspan(lengthOf(ranges));
-  fillers_[i].assign(filler.begin(), filler.end());
+  fillers_[i].insert(fillers_[i].end(), filler.begin(), filler.end());
 }
 
 void Decoding::putLater(size_t i, std::function<void(const Take&)> visit) {

@@ -24,8 +24,9 @@ class Decoding {
   Decoding(const SnapshotTable& table, const Move& move);
 
   uint64_t parityBytes() const { return cells_.bytes(); }
-  // Takes the part from source `i` of the move: parityBytes() of them.
-  void put(size_t i, std::span<const std::byte> parity, const LiveWriter& live);
+  // Takes bytes from `begin` on of the part from source `i` of the move, which has parityBytes().
+  // They come in order.
+  void put(size_t i, uint64_t begin, std::span<const std::byte> parity, const LiveWriter& live);
   // Calls `visit` for that of source `i`, which hands out its bytes with where they lie in it.
   using Take = std::function<void(uint64_t at, std::span<const std::byte> bytes)>;
   void putLater(size_t i, std::function<void(const Take&)> visit);

@@ -4,18 +4,16 @@
 #include <deque>
 #include <numeric>
 #include <set>
+#include <utility>
 
 #include "intercept/base/error.h"
 #include "snapshot/engine/verify.h"
 #include "snapshot/restore/decoding.h"
+#include "snapshot/restore/exchange.h"
 
 namespace reft {
 
 namespace {
-
-// Messages that a rank has under way at a time.
-constexpr size_t kInFlight = 16;
-constexpr uint64_t kInFlightBytes = uint64_t{256} << 20;
 
 uint64_t bytesOf(const std::vector<ShardRange>& ranges) {
   return std::accumulate(
@@ -36,6 +34,35 @@ std::vector<SlotSource::Copy> rowsIn(const SlotSource& vault, const RestorePlan&
     at += rows.bytes;
   }
   return copies;
+}
+
+// Those of bytes [begin, end) of what `copies` put one behind the other.
+std::vector<SlotSource::Copy> partOf(const std::vector<SlotSource::Copy>& copies, uint64_t begin,
+                                     uint64_t end) {
+  std::vector<SlotSource::Copy> part;
+  for (const SlotSource::Copy& copy : copies) {
+    const uint64_t a = std::max(copy.at, begin), b = std::min(copy.at + copy.bytes, end);
+    if (a < b) {
+      part.push_back({copy.from + (a - copy.at), b - a, nullptr, a - begin});
+    }
+  }
+  return part;
+}
+
+// Those of `bytes` from `begin` on of what follows each other in `ranges`.
+std::vector<ShardRange> within(const std::vector<ShardRange>& ranges, uint64_t begin,
+                               uint64_t bytes) {
+  std::vector<ShardRange> part;
+  uint64_t at = 0;
+  for (const ShardRange& range : ranges) {
+    const uint64_t length = range.end - range.begin;
+    const uint64_t a = std::max(at, begin), b = std::min(at + length, begin + bytes);
+    if (a < b) {
+      part.push_back({range.region, range.begin + (a - at), range.begin + (b - at)});
+    }
+    at += length;
+  }
+  return part;
 }
 
 std::string describe(const std::string& dtype, const std::vector<int64_t>& shape) {
@@ -67,10 +94,68 @@ void compareDigests(const RestorePlan& plan, const SnapshotTable& table,
   }
 }
 
+// Copies from vaults of this node, each of which is read from front to back. What goes to a device
+// is staged in host memory, as much at a time as an exchange has under way.
+class LocalCopies {
+ public:
+  LocalCopies(const LiveWriter& live, uint64_t piece_bytes)
+      : live_(live), piece_bytes_(piece_bytes) {}
+
+  // Bytes of a range of live memory, from `at` on in the payload.
+  void add(const SlotSource& from, uint64_t at, const ShardRange& range) {
+    const uint64_t bytes = range.end - range.begin;
+    if (std::byte* const to = live_.hostAddress(range); to != nullptr) {
+      works_[&from].copies.push_back({at, bytes, to});
+      return;
+    }
+    for (uint64_t done = 0; done < bytes; done += piece_bytes_) {
+      const uint64_t length = std::min(piece_bytes_, bytes - done);
+      Work& work = works_[&from];
+      HostBuffer& buffer = work.staged
+                               .emplace_back(ShardRange{range.region, range.begin + done,
+                                                        range.begin + done + length},
+                                             hostBuffer(length))
+                               .second;
+      work.copies.push_back({at + done, length, buffer.get()});
+      staged_bytes_ += length;
+      if (staged_bytes_ >= kStagedPieces * piece_bytes_) {
+        finish();
+      }
+    }
+  }
+
+  void finish() {
+    for (auto& [from, work] : works_) {
+      from->copy(std::move(work.copies));
+      for (const auto& [range, bytes] : work.staged) {
+        live_.upload(range, bytes.get());
+      }
+    }
+    works_.clear();
+    staged_bytes_ = 0;
+  }
+
+ private:
+  static constexpr uint64_t kStagedPieces = 16;
+  struct Work {
+    std::vector<SlotSource::Copy> copies;
+    std::vector<std::pair<ShardRange, HostBuffer>> staged;
+  };
+
+  const LiveWriter& live_;
+  uint64_t piece_bytes_;
+  std::map<const SlotSource*, Work> works_;
+  uint64_t staged_bytes_ = 0;
+};
+
 }  // namespace
 
-Restorer::Restorer(RestorePlan plan, int rank, OpenVault open)
-    : plan_(std::move(plan)), rank_(rank), owner_(plan_.ownerFor(rank)), open_(std::move(open)) {}
+Restorer::Restorer(RestorePlan plan, int rank, OpenVault open, uint64_t message_bytes)
+    : plan_(std::move(plan)),
+      rank_(rank),
+      owner_(plan_.ownerFor(rank)),
+      open_(std::move(open)),
+      message_bytes_(message_bytes) {}
 
 SlotSource& Restorer::slot(int vault) {
   std::unique_ptr<SlotSource>& slot = slots_[vault];
@@ -209,22 +294,15 @@ uint64_t Restorer::restore(const std::vector<LiveRegion>& live, PeerTransport* t
                      std::to_string(saved_bytes) + " bytes");
   }
 
-  // From vaults of this node, each read once from front to back.
-  struct Staged {
-    const ShardRange* range;
-    HostBuffer bytes;
-  };
-  std::map<int, std::pair<std::vector<SlotSource::Copy>, std::vector<Staged>>> local;
-  // What comes from other nodes, by tag: a shard, or a parity, which is source `i` of a decoding.
+  LocalCopies local(writing, message_bytes_);
+  // What comes from other nodes, by tag.
   struct Awaited {
-    const Move* move;
-    Decoding* decoding;
-    size_t i;
     uint64_t bytes;
+    Exchange::Take take;
   };
-  std::map<uint32_t, Awaited> received;
-  const auto await = [&](uint32_t tag, const Awaited& part) {
-    if (!received.emplace(tag, part).second) {
+  std::map<uint32_t, Awaited> awaited;
+  const auto await = [&](uint32_t tag, uint64_t bytes, Exchange::Take take) {
+    if (!awaited.emplace(tag, Awaited{bytes, std::move(take)}).second) {
       throw Corruption("the plan gives two parts of one rank the same tag");
     }
   };
@@ -236,7 +314,9 @@ uint64_t Restorer::restore(const std::vector<LiveRegion>& live, PeerTransport* t
         const MoveSource& source = move.sources[i];
         const uint64_t bytes = decoding.parityBytes();
         if (source.kind == MoveSource::Kind::kPeer) {
-          await(source.tag, {nullptr, &decoding, i, bytes});
+          await(source.tag, bytes, [&decoding, &writing, i](uint64_t begin, auto parity) {
+            decoding.put(i, begin, parity, writing);
+          });
         } else {
           const std::string& id = saved.groups[static_cast<size_t>(move.group)].id;
           const SlotSource& from = slot(source.vault);
@@ -251,94 +331,44 @@ uint64_t Restorer::restore(const std::vector<LiveRegion>& live, PeerTransport* t
     }
     const MoveSource& source = move.sources.front();  // kCopy has one
     if (source.kind == MoveSource::Kind::kPeer) {
-      await(source.tag, {&move, nullptr, 0, bytesOf(move.ranges)});
+      await(source.tag, bytesOf(move.ranges), [&move, &writing](uint64_t begin, auto bytes) {
+        writing.scatter(within(move.ranges, begin, bytes.size()), bytes.data());
+      });
       continue;
     }
     SlotSource& from = slot(source.vault);
     reads(from, bytesOf(move.ranges));
-    auto& [copies, staged] = local[source.vault];
     for (size_t i = 0; i < move.ranges.size(); ++i) {
       const ShardRange& range = move.ranges[i];
       const uint64_t bytes = range.end - range.begin;
-      std::byte* to = writing.hostAddress(range);
-      if (to == nullptr) {
-        staged.push_back({&range, hostBuffer(bytes)});
-        to = staged.back().bytes.get();
-      }
       const std::string& name = saved.regions[range.region].name;
       const uint32_t shard = move.group < 0 ? 0 : source.shard;
-      const uint64_t at = move.from.empty()
-                              ? from.offsetOf(name, shard, range.begin, range.end)
-                              : from.offsetWithin(name, move.from[i], move.from[i] + bytes);
-      copies.push_back({at, bytes, to});
+      local.add(from,
+                move.from.empty() ? from.offsetOf(name, shard, range.begin, range.end)
+                                  : from.offsetWithin(name, move.from[i], move.from[i] + bytes),
+                range);
     }
   }
-  for (auto& [vault, work] : local) {
-    slot(vault).copy(std::move(work.first));
-    for (const Staged& staged : work.second) {
-      writing.upload(*staged.range, staged.bytes.get());
-    }
-    work.second.clear();
-  }
+  local.finish();
 
-  // Between nodes. Every rank posts in the order of transfersOf() and waits for its oldest message,
-  // so the first one that is not done is always posted on both sides.
-  struct Flight {
-    std::unique_ptr<PeerTransport::Pending> pending;
-    HostBuffer buffer;
-    uint64_t bytes;
-    const Awaited* awaited;  // nullptr: a send
-  };
-  std::deque<Flight> flights;
-  uint64_t in_flight = 0;
-  const auto landOldest = [&] {
-    Flight& oldest = flights.front();
-    oldest.pending->wait();
-    if (oldest.awaited != nullptr && oldest.awaited->decoding != nullptr) {
-      oldest.awaited->decoding->put(oldest.awaited->i, {oldest.buffer.get(), oldest.bytes},
-                                    writing);
-    } else if (oldest.awaited != nullptr) {
-      writing.scatter(oldest.awaited->move->ranges, oldest.buffer.get());
-    }
-    in_flight -= oldest.bytes;
-    flights.pop_front();
-  };
+  Exchange exchange(transport, message_bytes_);
   for (const Transfer& transfer : transfersOf(plan_, rank_)) {
-    const bool sends = transfer.sender == rank_;
-    const Awaited* const awaited = sends ? nullptr : &received.at(transfer.tag);
-    SlotSource* const from = sends ? &slot(transfer.vault) : nullptr;
-    std::vector<SlotSource::Copy> copies;
-    if (sends) {
-      copies = transfer.rows ? rowsIn(*from, plan_, transfer)
-                             : from->partOf(transfer.group, transfer.shard);
-    }
-    const uint64_t bytes = sends ? SlotSource::bytesOf(copies) : awaited->bytes;
-    if (bytes == 0) {
+    if (transfer.receiver == rank_) {
+      const Awaited& part = awaited.at(transfer.tag);
+      exchange.receive(transfer.sender, transfer.tag, part.bytes, part.take);
+      sources_.received_bytes += part.bytes;
       continue;
     }
-    if (transport == nullptr) {
-      throw Unavailable("parts of the snapshot lie on other nodes, and there is no transport");
-    }
-    while (!flights.empty() &&
-           (flights.size() >= kInFlight || in_flight + bytes > kInFlightBytes)) {
-      landOldest();
-    }
-    Flight flight{nullptr, hostBuffer(bytes), bytes, awaited};
-    const std::span<std::byte> buffer(flight.buffer.get(), bytes);
-    if (sends) {
-      from->copyInto(std::move(copies), buffer);
-      reads(*from, bytes);
-      flight.pending = transport->send(buffer, transfer.receiver, transfer.tag);
-    } else {
-      sources_.received_bytes += bytes;
-      flight.pending = transport->receive(buffer, transfer.sender, transfer.tag);
-    }
-    in_flight += bytes;
-    flights.push_back(std::move(flight));
+    const SlotSource& from = slot(transfer.vault);
+    const std::vector<SlotSource::Copy> copies =
+        transfer.rows ? rowsIn(from, plan_, transfer) : from.partOf(transfer.group, transfer.shard);
+    const uint64_t bytes = SlotSource::bytesOf(copies);
+    exchange.send(transfer.receiver, transfer.tag, bytes, [&](uint64_t begin, auto into) {
+      from.copyInto(partOf(copies, begin, begin + into.size()), into);
+    });
+    reads(from, bytes);
   }
-  while (!flights.empty()) {
-    landOldest();
-  }
+  exchange.finish();
   for (const Decoding& decoding : decodings) {
     decoding.run(writing);
   }

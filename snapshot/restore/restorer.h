@@ -33,7 +33,9 @@ class Restorer {
   using OpenVault = std::function<UniqueFd(int rank, bool copy)>;
   using Upload = reft::Upload;
 
-  Restorer(RestorePlan plan, int rank, OpenVault open);
+  // `message_bytes`: how long messages are at most, the same on all ranks. 16 of them are what
+  // restore() takes of host memory.
+  Restorer(RestorePlan plan, int rank, OpenVault open, uint64_t message_bytes = uint64_t{16} << 20);
 
   // Where the bytes came from that restore() has written or sent: from vaults that this rank read,
   // and from other nodes.
@@ -77,6 +79,7 @@ class Restorer {
   int rank_;
   int owner_;
   OpenVault open_;
+  uint64_t message_bytes_;
   std::map<int, std::unique_ptr<SlotSource>> slots_;
   std::optional<SnapshotTable> sent_table_, wanted_;
   Sources sources_;

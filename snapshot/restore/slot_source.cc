@@ -163,7 +163,8 @@ void SlotSource::copy(std::vector<Copy> copies) const {
   const std::byte* payload = reader_.payload(view_);
   ChunkHasher hasher;
   size_t first = 0;
-  for (uint64_t chunk = 0; chunk < view_.chunk_count; ++chunk) {
+  const uint64_t first_chunk = copies.empty() ? 0 : copies.front().from / view_.chunk_bytes;
+  for (uint64_t chunk = first_chunk; chunk < view_.chunk_count; ++chunk) {
     const uint64_t begin = chunk * view_.chunk_bytes;
     const uint64_t end = begin + view_.chunk_bytes;
     while (first < copies.size() && copies[first].from + copies[first].bytes <= begin) {

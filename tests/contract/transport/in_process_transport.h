@@ -5,6 +5,7 @@
 // when the other side does not come within the hub's limit.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -25,6 +26,11 @@ class InProcessHub {
 
   std::unique_ptr<PeerTransport> transport(int rank) {
     return std::make_unique<Transport>(*this, rank);
+  }
+
+  size_t longest() {  // message so far
+    const std::lock_guard lock(mutex_);
+    return longest_;
   }
 
  private:
@@ -50,6 +56,7 @@ class InProcessHub {
   std::shared_ptr<Message> fill(const std::shared_ptr<Message>& message, bool sends,
                                 std::span<const std::byte> sent, std::span<std::byte> wanted) {
     if (sends) {
+      longest_ = std::max(longest_, sent.size());
       message->sent = sent;
       message->has_sender = true;
     } else {
@@ -99,6 +106,7 @@ class InProcessHub {
   const std::chrono::milliseconds limit_;
   std::mutex mutex_;
   std::condition_variable arrived_;
+  size_t longest_ = 0;
   std::map<Route, std::deque<std::shared_ptr<Message>>> routes_;
 };
 

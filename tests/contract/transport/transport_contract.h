@@ -77,6 +77,27 @@ inline void tagsKeepMessagesApart(PeerTransport& transport, int rank, int /*worl
   expectMessage(second, 0, 2);
 }
 
+// Several under one tag: in the order in which they were sent.
+inline void oneTagKeepsOrder(PeerTransport& transport, int rank, int /*world*/) {
+  constexpr uint32_t kMessages = 16, kTag = 5;
+  if (rank > 1) {
+    return;
+  }
+  std::vector<Bytes> parts;
+  std::vector<std::unique_ptr<PeerTransport::Pending>> pending;
+  for (uint32_t i = 0; i < kMessages; ++i) {
+    const size_t size = 1 + (kMessages - i) * size_t{50'000};
+    parts.push_back(rank == 0 ? message(0, i, size) : Bytes(size));
+  }
+  for (Bytes& part : parts) {
+    pending.push_back(rank == 0 ? transport.send(part, 1, kTag) : transport.receive(part, 0, kTag));
+  }
+  for (uint32_t i = 0; i < kMessages; ++i) {
+    pending[i]->wait();
+    expectMessage(parts[i], 0, i);
+  }
+}
+
 inline void largeMessage(PeerTransport& transport, int rank, int /*world*/) {
   constexpr size_t kBytes = size_t{8} << 20;
   if (rank == 0) {
@@ -95,6 +116,7 @@ inline const std::vector<std::pair<std::string, Case>>& cases() {
   static const std::vector<std::pair<std::string, Case>> all = {
       {"ManyInFlight", &manyInFlight},
       {"TagsKeepMessagesApart", &tagsKeepMessagesApart},
+      {"OneTagKeepsOrder", &oneTagKeepsOrder},
       {"LargeMessage", &largeMessage},
   };
   return all;

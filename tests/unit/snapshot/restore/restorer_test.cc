@@ -214,14 +214,16 @@ struct SmallJob {
 
 // All ranks restore at once; returns their memory.
 std::vector<std::vector<Bytes>> restoreAll(const SmallJob& job, const RestorePlan& plan,
-                                           const std::vector<bool>& lost, bool on_device) {
+                                           const std::vector<bool>& lost, bool on_device,
+                                           uint64_t message_bytes) {
   InProcessHub hub;
   std::vector<std::vector<Bytes>> memory(static_cast<size_t>(job.shape.world));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < job.shape.world; ++rank) {
     threads.emplace_back([&, rank] {
       const int node = job.shape.nodeOf(rank);
-      Restorer restorer(plan, rank, [&](int vault, bool) { return job.open(vault, node, lost); });
+      const auto open = [&](int vault, bool) { return job.open(vault, node, lost); };
+      Restorer restorer(plan, rank, open, message_bytes);
       std::vector<Bytes>& mine = memory[static_cast<size_t>(rank)];
       std::vector<LiveRegion> live = job.live(rank, mine);
       if (on_device) {
@@ -250,6 +252,7 @@ std::vector<std::vector<Bytes>> restoreAll(const SmallJob& job, const RestorePla
   for (std::thread& thread : threads) {
     thread.join();
   }
+  EXPECT_LE(hub.longest(), message_bytes);
   return memory;
 }
 
@@ -272,7 +275,8 @@ TEST(Restorer, EverySurvivableLossComesBackBitForBitAndNoOtherIsPlanned) {
         if (!decision.plan) {
           continue;
         }
-        const auto memory = restoreAll(job, *decision.plan, lost, random() % 2 == 0);
+        const auto memory =
+            restoreAll(job, *decision.plan, lost, random() % 2 == 0, 500 + random() % 20'000);
         for (int rank = 0; rank < shape.world; ++rank) {
           const auto r = static_cast<size_t>(rank);
           const auto owner = static_cast<size_t>(decision.plan->ownerFor(rank));

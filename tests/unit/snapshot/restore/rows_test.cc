@@ -182,7 +182,7 @@ void restoreAll(const Job& job, const RestorePlan& plan, const std::vector<int>&
         return UniqueFd(
             ::fcntl(job.vaults.at(static_cast<size_t>(vault))->fd(), F_DUPFD_CLOEXEC, 3));
       };
-      Restorer restorer(plan, rank, open);
+      Restorer restorer(plan, rank, open, 100);
       const auto owner = static_cast<size_t>(plan.ownerFor(rank));
       if (!restorer.hasOwnersVault()) {
         restorer.putTable(job.tables[owner]);
