@@ -8,6 +8,7 @@ import os
 import re
 import stat
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -216,36 +217,62 @@ def test_a_script_that_builds_another_model_keeps_both_lines() -> None:
         assert job.start(3, 12) in (8, 9), job.said
 
 
+@contextlib.contextmanager
+def under_torchrun(folder: Path, script: list[str], fewest: int, **settings: str) -> Iterator[NodesJob]:
+    """A job on four nodes with a rank each, with `arc` by default, under torchrun's `--nnodes=<fewest>:4`."""
+    env = os.environ | {"REFT_JOB_ID": f"elastic-{free_port()}", "REFT_SNAPSHOT_PROTECTION": "arc",
+                        "LOG": str(folder / "log"), "STEPS": "400", "DELAY": "0.05",
+                        "OMP_NUM_THREADS": "1", "REFT_AGENT_LINGER_SEC": "30",
+                        # Without it, torch 2.11 tells a launcher that comes later no MASTER_ADDR.
+                        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # fmt: skip
+    env |= settings
+    env.pop("REFT_VAULT_DIR", None)
+    server = Server()
+    with network_of(4, isolated=False) as network:
+        words = [str(WORKER), *script]
+        job = NodesJob(server, network, folder, words, env, 4, 1, free_port(), 3, fewest=fewest)
+        try:
+            job.start()
+            yield job
+        finally:
+            job.end()
+            server.close()
+
+
+@pytest.mark.timeout(300)
+def test_parts_go_on_where_their_replicas_are_when_two_nodes_are_lost(tmp_path: Path) -> None:
+    """HSDP: each second rank has the same part of the model, and all have the same counts."""
+    settings = {"STEPS": "40", "REFT_SNAPSHOT_PROTECTION": "arc:2"}
+    with under_torchrun(tmp_path, ["--parts", "2", "--width", "5"], 2, **settings) as job:
+        assert wait_for(lambda: last_step(tmp_path) >= 15, 90, 0.05), job.said
+        for node in (2, 3):
+            job.kill_node(node, launcher=True)
+        assert wait_for(job.poll, 120, 0.1), job.said
+        assert job.codes[:2] == [0, 0], job.said
+    assert "4 ranks saved it, 2 go on" in job.said, job.said
+    resumed = max(ranks.resumed_at(job.said))
+    for rank in (0, 1):  # which notes the state of the step from which it goes on once more
+        lines = (tmp_path / f"log-state-{rank}").read_text().splitlines()
+        states = [line.split()[1] for line in lines if int(line.split()[0]) == resumed]
+        assert len(states) == 2 and states[0] == states[1], (resumed, lines, job.said)
+
+
 @pytest.mark.timeout(300)
 def test_torchrun_goes_on_without_a_lost_node_and_takes_a_new_one_in(tmp_path: Path) -> None:
     """`--nnodes=3:4`, one rank each; the lost node's shards are on the node before it. No resume
     reads what it restores from a disk: no file holds it, and what processes read is less."""
-    env = os.environ | {"REFT_JOB_ID": f"elastic-{free_port()}", "REFT_SNAPSHOT_PROTECTION": "arc",
-                        "LOG": str(tmp_path / "log"), "READS": str(tmp_path / "reads"),
-                        "STEPS": "400", "DELAY": "0.05", "OMP_NUM_THREADS": "1",
-                        "REFT_AGENT_LINGER_SEC": "30",
-                        # Without it, torch 2.11 tells a launcher that comes later no MASTER_ADDR.
-                        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # fmt: skip
-    env.pop("REFT_VAULT_DIR", None)
-    server = Server()
-    with network_of(4, isolated=False) as network:
-        script = [str(WORKER), "--width", str(WIDTH)]
-        job = NodesJob(server, network, tmp_path, script, env, 4, 1, free_port(), 3, fewest=3)
-        try:
-            job.start()
-            assert wait_for(lambda: last_step(tmp_path) >= 20, 90, 0.05), job.said
-            job.kill_node(3, launcher=True)
-            assert wait_for(lambda: "4 ranks saved it, 3 go on" in job.said, 90, 0.05), job.said
-            assert wait_for(lambda: last_step(tmp_path) >= 60, 90, 0.05), job.said
-            for node in range(3):
-                vaults, files = large_files(job, node)
-                assert f"reft-vault-{node}" in vaults and not files, (vaults, files)
-            job.start_node(3)
-            assert wait_for(lambda: "3 ranks saved it, 4 go on" in job.said, 90, 0.05), job.said
-            assert wait_for(job.poll, 120, 0.1) and not any(job.codes), job.said
-        finally:
-            job.end()
-            server.close()
+    script = ["--width", str(WIDTH)]
+    with under_torchrun(tmp_path, script, 3, READS=str(tmp_path / "reads")) as job:
+        assert wait_for(lambda: last_step(tmp_path) >= 20, 90, 0.05), job.said
+        job.kill_node(3, launcher=True)
+        assert wait_for(lambda: "4 ranks saved it, 3 go on" in job.said, 90, 0.05), job.said
+        assert wait_for(lambda: last_step(tmp_path) >= 60, 90, 0.05), job.said
+        for node in range(3):
+            vaults, files = large_files(job, node)
+            assert f"reft-vault-{node}" in vaults and not files, (vaults, files)
+        job.start_node(3)
+        assert wait_for(lambda: "3 ranks saved it, 4 go on" in job.said, 90, 0.05), job.said
+        assert wait_for(job.poll, 120, 0.1) and not any(job.codes), job.said
     assert "starts from its beginning" not in job.said, job.said
     assert not [path for path in tmp_path.rglob("*") if path.stat().st_size >= SHARD_BYTES]
     texts = [path.read_text() for path in tmp_path.glob("reads-*")]

@@ -33,7 +33,7 @@ def contract() -> Any:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("case", ["ManyInFlight", "TagsKeepMessagesApart", "LargeMessage"])
+@pytest.mark.parametrize("case", ["ManyInFlight", "TagsKeepMessagesApart", "OneTagKeepsOrder", "LargeMessage"])
 def test_the_transport_over_gloo_keeps_the_promise(contract: Any, case: str) -> None:
     import torch.distributed as dist
 
