@@ -17,6 +17,7 @@ from types import CodeType
 from typing import Any
 
 from . import plain
+from .as_they_are import items_of, length_of
 from .foreign import Bulk, Fingerprint, MappedArray
 from .nodes import name_of_key
 
@@ -147,14 +148,14 @@ class Births:
 
     def note_first_items(self, items: Any, place: str) -> None:
         """Remembers those of a dict, or a list or tuple as a whole, if they are few."""
-        if len(items) > _FEW:
+        if length_of(items) > _FEW:
             return
         if isinstance(items, dict):
-            for i, (key, item) in enumerate(items.items()):
+            for i, (key, item) in enumerate(dict.items(items)):
                 if type(item) in _PLAIN:
                     self._note_first(item, f"{place}[{name_of_key(key, i)}]")
-        elif items and all(type(item) in _PLAIN for item in items):
-            self._note_first(list(items), f"{place}[]")
+        elif (there := items_of(items)) and all(type(item) in _PLAIN for item in there):
+            self._note_first(list(there), f"{place}[]")
 
     def _note_first(self, value: Any, place: str) -> None:
         if type(value) in (str, bytes) and len(value) > _LONGEST_FIRST:
@@ -279,8 +280,11 @@ class Births:
     def place_of_identity(self, identity: int) -> str | None:
         """Returns the place of the object with that `id`; None if it is gone or came later."""
         found = self._places.get(identity)
-        alive = found is not None and found[0]() is not None and found[1] not in self._ambiguous
-        return found[1] if found is not None and alive else None
+        if found is None:
+            place = self._unfollowed.get(identity)
+        else:
+            place = found[1] if found[0]() is not None else None
+        return None if place in self._ambiguous else place
 
     def run(self, generator: Any) -> None:
         """Notes that a generator's frame is on the path."""

@@ -20,8 +20,10 @@ from reft._state.device_parts import DeviceParts
 from reft._state.own import is_made
 
 from . import handles
+from .as_they_are import items_of, length_of
 from .births import MEMBER, Births
 from .foreign import Bulk, is_object_array, is_open, slot_names
+from .handles import LEAST_IDENTITY
 from .kinds.functions import STATEFUL_STDLIB
 from .kinds.objects import OWNED, PENDING, Lost, Owned, capture_changed, encode_slots
 from .kinds.table import Rule, rule_of
@@ -37,6 +39,7 @@ from .nodes import (
     Node,
     Report,
     handle,
+    identity,
     index_of,
     ref,
     type_name,
@@ -147,13 +150,12 @@ class CaptureWalk:
                 self.births.note_first(value, place)
             # Not in containers: an item that is left alone cannot be told from one that has been
             # moved there.
-            if (
-                kind is int
-                and self._has_handles
-                and place[-1:] != "]"
-                and self._is_handle(value, place)
-            ):
-                return handle(value)
+            if kind is int:
+                if value >= LEAST_IDENTITY and (found := self.identity_of(value)) is not None:
+                    return found
+                if self._has_handles and place[-1:] != "]" and self._is_handle(value, place):
+                    return handle(value)
+                return value
             if (kind is str or kind is bytes) and not self.take(len(value)):
                 if self._large:
                     raise _NoRoom(self.too_big(len(value)))
@@ -281,17 +283,27 @@ class CaptureWalk:
             return KEEP
         return self.encode(value, place)
 
+    def identity_of(self, value: int) -> Any:
+        """Encodes what `id` or `hash` has given of an object that stood somewhere at the first
+        point; None for any other number."""
+        if self.note_births:
+            return None
+        place = self.births.place_of_identity(value)
+        if place is not None:
+            return identity(place, False)
+        place = self.births.place_of_identity(value << 4)  # as `object.__hash__`
+        return None if place is None else identity(place, True)
+
     def encode_all(self, values: Collection[Any], place: str, depth: int) -> list[Any]:
         """Encodes the items of a sequence."""
         if self.note_births and isinstance(values, (list, tuple)):
             self.births.note_first_items(values, place)
         if type(values) in (list, tuple) and set(map(type, values)) <= _NUMBERS:
             items = list(values)
-            if self.take(9 * len(items)):
+            if not _may_have_identities(items) and self.take(9 * len(items)):
                 return items
-        if isinstance(values, list):  # as it is, whatever its class yields
-            values = list.__getitem__(values, slice(None))
-        return [self.encode(value, f"{place}[{i}]", depth + 1) for i, value in enumerate(values)]
+        items = items_of(values)
+        return [self.encode(value, f"{place}[{i}]", depth + 1) for i, value in enumerate(items)]
 
     def encode_named(self, items: Iterable[tuple[str, Any]], place: str, depth: int) -> Named:
         """Encodes attributes of the object at a place, by name."""
@@ -306,7 +318,12 @@ class CaptureWalk:
                 name,
                 item
                 if (kind := type(item)) in _STILL
-                or (kind is int and suspects is not None and item not in suspects)
+                or (
+                    kind is int
+                    and item < LEAST_IDENTITY
+                    and suspects is not None
+                    and item not in suspects
+                )
                 else self.encode(item, f"{place}.{name}", depth + 1),
             )
             for name, item in items
@@ -502,7 +519,7 @@ class CaptureWalk:
         nbytes = item.nbytes if hasattr(type(item), "nbytes") else None
         if nbytes is None and not isinstance(item, _CONTAINERS):
             return True
-        if (len(item) if nbytes is None else nbytes // 8) <= _SMALL_ITEMS:
+        if (length_of(item) if nbytes is None else nbytes // 8) <= _SMALL_ITEMS:
             return True
         if self.note_births:
             self.births.bulky[place] = Bulk(item)
@@ -527,10 +544,16 @@ def _count_of(value: Any, kind: type) -> int:
     """How many items a container has that each may be an object, or be some; 0 for anything else."""
     if kind in _COUNTED:
         return len(value)
-    for base in _BASES:
-        if issubclass(kind, base):
-            return int(base.__len__(value))  # as it is, whatever its class says
+    if issubclass(kind, _BASES):
+        return length_of(value)
     return int(value.size) if is_object_array(value) else 0
+
+
+def _may_have_identities(items: list[Any]) -> bool:
+    """Whether one of many numbers may be what `id` gave."""
+    if set(map(type, items)) == {int}:
+        return bool(max(items) >= LEAST_IDENTITY)
+    return any(type(item) is int and item >= LEAST_IDENTITY for item in items)
 
 
 def _shapes(model: Any) -> list[Any]:

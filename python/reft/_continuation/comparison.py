@@ -32,7 +32,18 @@ from .kinds.modules import Module
 from .kinds.objects import Instance, Lost, Owned, Pending
 from .kinds.randoms import Random, SeedSequence
 from .kinds.tensors import Array, Tensor
-from .nodes import KEEP, MISSING, UNBOUND, Graph, Node, find_named, function_in, handle_in, index_of
+from .nodes import (
+    KEEP,
+    MISSING,
+    UNBOUND,
+    Graph,
+    Node,
+    find_named,
+    function_in,
+    handle_in,
+    identity_in,
+    index_of,
+)
 from .restore_walk import put_in
 
 DATA = "data order"
@@ -168,6 +179,8 @@ class _Walk:
         if old == KEEP or new == KEEP:
             return
         if handle_in(old) is not MISSING or handle_in(new) is not MISSING:
+            return
+        if (identity_in(old) is None) != (identity_in(new) is None):
             return
         i, j = index_of(old), index_of(new)
         if i is None and j is None:
@@ -432,6 +445,7 @@ def _is_encoded(value: Any) -> bool:
         index_of(value) is not None
         or value in (KEEP, UNBOUND)
         or handle_in(value) is not MISSING
+        or identity_in(value) is not None
         or isinstance(value, (int, float, str, complex, type(None)))
     )
 

@@ -32,7 +32,7 @@ from .settings import Settings
 from .statics import Statics, report_threads
 from .waiting import Waiting
 
-_VERSION = 26
+_VERSION = 27
 _OBSERVE_BYTES = 1 << 26
 
 

@@ -19,6 +19,8 @@ from typing import Any
 # Where user-space mappings of 64-bit Linux lie: heap of position-independent programs, and shared
 # memory.
 _ADDRESSES = range(0x5500_0000_0000, 0x8000_0000_0000)
+# What `hash()` makes of an address is smaller. No number below this says which object it is of.
+LEAST_IDENTITY = _ADDRESSES.start >> 4
 
 
 def now() -> frozenset[int]:

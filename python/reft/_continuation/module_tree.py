@@ -24,7 +24,7 @@ from reft._state.raw import bytes_of
 
 from . import attachments, hooks
 from .births import is_light
-from .nodes import type_name
+from .nodes import ATOMS, is_same_atom, type_name
 
 # Their classes keep configuration in attributes, nothing that training moves.
 _STATIC_ROOTS = frozenset(
@@ -318,7 +318,7 @@ class _Settings:
             (*place, value)
             for place, value, begun in zip(self._places, self._seen, self._begun, strict=True)
             if value is not begun
-            and (type(value) is not type(begun) or value != begun)
+            and not _is_equal(value, begun)
             and (_is_setting(value) or hooks.is_own_hook(value))
         ]
 
@@ -378,6 +378,8 @@ def _copied(value: Any) -> Any:
 
 def _is_equal(value: Any, first: Any) -> bool:
     try:
+        if type(value) in ATOMS:
+            return is_same_atom(value, first)
         return type(value) is type(first) and bool(value == first)
     except Exception:  # a comparison of the script's may raise anything
         return False

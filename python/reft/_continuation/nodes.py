@@ -3,7 +3,7 @@
 A node is one captured object: an instance of one of the classes of `kinds`. `Graph` holds the nodes
 and, beside each, where its object stood at the first program point and the name of its class. A
 value inside a node is an atom as itself, a reference to another node (`ref`), or a mark (`KEEP`,
-`UNBOUND`, a handle).
+`UNBOUND`, a handle, an identity).
 
 A graph travels as plain tuples: the name of the kind, then its fields. No class of this package is
 named in a pickle, so the reader (`plain.loads`) has none to allow.
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .restore_walk import RestoreWalk
 
 ATOMS = frozenset({int, float, bool, str, bytes, complex, type(None), type(Ellipsis)})
+_SIGNED = frozenset({float, complex})
 KEEP: Any = ("keep",)
 UNBOUND: Any = ("unbound",)
 MISSING = object()
@@ -43,6 +44,7 @@ _PYTHONS = frozenset(
 _MOST_PARTS = 64  # that `Graph.needs_live` looks at
 _REF = "r"
 _HANDLE = "handle"
+_IDENTITY = "id"
 
 
 def ref(index: int) -> Any:
@@ -74,6 +76,28 @@ def handle_in(encoded: Any) -> Any:
         case ("handle", value) if type(encoded) is tuple:
             return value
     return MISSING
+
+
+def identity(place: str, is_hash: bool) -> Any:
+    """Encodes what `id` gave of the object of a place, or `hash`, which follows from that."""
+    return (_IDENTITY, place, is_hash)
+
+
+def identity_in(encoded: Any) -> tuple[str, bool] | None:
+    """Returns the place that `identity` encoded, and which of the two; None for anything else."""
+    match encoded:
+        case ("id", place, is_hash) if type(encoded) is tuple:
+            return place, is_hash
+    return None
+
+
+def is_same_atom(one: Any, other: Any) -> bool:
+    """Whether two atoms are of one class and equal, a zero with its sign."""
+    return (
+        type(one) is type(other)
+        and one == other
+        and (one != 0 or type(one) not in _SIGNED or repr(one) == repr(other))
+    )
 
 
 LATER = "made after the first step"

@@ -41,6 +41,7 @@ from .nodes import (
     Report,
     find_type,
     handle_in,
+    identity_in,
     index_of,
     ref,
     type_name,
@@ -134,6 +135,11 @@ class RestoreWalk:
             if live is MISSING or handles.is_handle(live, self._handles):
                 return KEEP
             return number
+        if (of := identity_in(encoded)) is not None:
+            owner = self.born(of[0])
+            if owner is MISSING:
+                return KEEP
+            return object.__hash__(owner) if of[1] else id(owner)
         index = index_of(encoded)
         if index is None:
             return KEEP

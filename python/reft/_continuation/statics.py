@@ -44,6 +44,7 @@ from .nodes import (
     UNBOUND,
     function_in,
     is_pythons,
+    is_same_atom,
     plain_key,
     type_name,
 )
@@ -543,7 +544,7 @@ def _capture_value(
         if walk.note_births:
             first[place] = value
             walk.encode(value, place)  # it may be a handle
-        elif place not in first or type(first[place]) is not kind or first[place] != value:
+        elif place not in first or not is_same_atom(first[place], value):
             found.append((name, walk.encode(value, place)))
     elif value is MISSING:
         found.append((name, UNBOUND))

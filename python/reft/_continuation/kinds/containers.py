@@ -11,7 +11,9 @@ from collections import OrderedDict, defaultdict, deque
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ..as_they_are import items_of, length_of
 from ..births import MEMBER
+from ..handles import LEAST_IDENTITY
 from ..nodes import (
     ATOMS,
     KEEP,
@@ -19,6 +21,7 @@ from ..nodes import (
     At,
     Named,
     Node,
+    identity_in,
     index_of,
     kind,
     name_of_key,
@@ -34,7 +37,6 @@ if TYPE_CHECKING:
 
 _INDISTINCT = frozenset({int, str, bytes, bool, type(None)})
 NUMBERS = frozenset({int, float, bool, type(None)})
-_LEAST_ADDRESS = 1 << 20
 _HOLDS_A_LATER = "holds an object made after the first step"
 _FIXED_HASH = {int, float, bool, complex} | (
     {str, bytes} if not sys.flags.hash_randomization else set()
@@ -50,8 +52,9 @@ class List(Node):
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
-        if not walk.take(8 * len(value)):
-            return walk.no_room(value, place, 8 * len(value))
+        size = 8 * length_of(value)
+        if not walk.take(size):
+            return walk.no_room(value, place, size)
         return cls(walk.encode_all(value, place, depth), walk.attributes(value, place, depth))
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
@@ -62,7 +65,8 @@ class List(Node):
             if target is MISSING:
                 return walk.problem(at, "its class is not found")
         walk.stands(at, target)
-        items = walk.children(self.items, live if isinstance(live, list) else [], at.place)
+        there = items_of(live) if isinstance(live, list) else []
+        items = walk.children(self.items, there, at.place)
         if items is None:
             return walk.problem(at, _HOLDS_A_LATER)
         if is_new:
@@ -87,8 +91,9 @@ class Deque(Node):
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
-        if not walk.take(8 * len(value)):
-            return walk.no_room(value, place, 8 * len(value))
+        size = 8 * length_of(value)
+        if not walk.take(size):
+            return walk.no_room(value, place, size)
         return cls(walk.encode_all(value, place, depth), value.maxlen)
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
@@ -100,7 +105,9 @@ class Deque(Node):
                 return walk.came_later(at)
             target = deque(maxlen=self.maxlen)
         walk.stands(at, target)
-        there = list(target or (live if isinstance(live, deque) else ()))
+        there = [] if target is MISSING else list(items_of(target))
+        if not there and isinstance(live, deque):
+            there = list(items_of(live))
         items = walk.children(self.items, there, at.place)
         if items is None:
             return walk.problem(at, _HOLDS_A_LATER)
@@ -124,13 +131,15 @@ class Tuple(Node):
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
-        if not walk.take(8 * len(value)):
-            return walk.no_room(value, place, 8 * len(value))
+        size = 8 * length_of(value)
+        if not walk.take(size):
+            return walk.no_room(value, place, size)
         attributes = [] if type(value) is tuple else walk.attributes(value, place, depth)
         return cls(walk.encode_all(value, place, depth), attributes)
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
-        items = walk.children(self.items, list(live) if isinstance(live, tuple) else [], at.place)
+        there = list(items_of(live)) if isinstance(live, tuple) else []
+        items = walk.children(self.items, there, at.place)
         if items is None:
             return walk.problem(at, _HOLDS_A_LATER)
         if at.type_name == "builtins.tuple":
@@ -186,7 +195,7 @@ class Mapping(Node):
                 if type(key) in ATOMS and type(key) is not int
                 else encode_key(key, f"{place}<key {i}>", depth, walk),
                 item
-                if type(item) in NUMBERS
+                if type(item) in NUMBERS and (type(item) is not int or item < LEAST_IDENTITY)
                 else walk.encode(item, f"{place}[{name_of_key(key, i)}]", below),
             )
             for i, (key, item) in enumerate(list(base.items(value)))
@@ -286,10 +295,11 @@ class Set(Node):
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
-        if not walk.take(16 * len(value)):
-            return walk.no_room(value, place, 16 * len(value))
-        members = [encode_key(item, place + MEMBER, depth, walk) for item in value]
-        layout = native().set_layout(value) if all(map(_has_fixed_hash, value)) else None
+        items = items_of(value)
+        if not walk.take(16 * len(items)):
+            return walk.no_room(value, place, 16 * len(items))
+        members = [encode_key(item, place + MEMBER, depth, walk) for item in items]
+        layout = native().set_layout(value) if all(map(_has_fixed_hash, items)) else None
         return cls(members, walk.attributes(value, place, depth), layout)
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
@@ -411,23 +421,27 @@ class MemoryView(Node):
 
 def encode_key(key: Any, place: str, depth: int, walk: CaptureWalk) -> Any:
     """Encodes a key or member: a plain one as itself, else a list, which no key can be."""
-    if (
-        type(key) is int
-        and key >= _LEAST_ADDRESS
-        and (owner := walk.births.place_of_identity(key)) is not None
-    ):
-        return ["id", owner]  # what `id(p)` gave
-    return key if plain_key(key) else list(walk.encode(key, place, depth + 1))
+    if type(key) is int:
+        found = walk.identity_of(key) if key >= LEAST_IDENTITY else None
+        return key if found is None else list(found)
+    if plain_key(key) and not _has_identity(key, walk):
+        return key
+    return list(walk.encode(key, place, depth + 1))
+
+
+def _has_identity(key: Any, walk: CaptureWalk) -> bool:
+    """Whether a tuple, or one in it, has what `id` gave."""
+    if type(key) is tuple:
+        return any(_has_identity(part, walk) for part in key)
+    return type(key) is int and key >= LEAST_IDENTITY and walk.identity_of(key) is not None
 
 
 def live_key(key: Any, there: list[Any], position: int, place: str, walk: RestoreWalk) -> Any:
     """Returns the live key of a dict's or set's item; KEEP if it cannot be found."""
     if type(key) is not list:
         return key
-    match key:
-        case ["id", birth]:
-            owner = walk.born(birth)
-            return KEEP if owner is MISSING else id(owner)
+    if identity_in(tuple(key)) is not None:
+        return walk.resolve(tuple(key), MISSING, f"{place}<key>")
     index = index_of(tuple(key))
     if index is None:
         return KEEP

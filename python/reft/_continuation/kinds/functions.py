@@ -26,6 +26,7 @@ from ..nodes import (
     find_named,
     function_in,
     is_bound,
+    is_same_atom,
     kind,
     type_name,
 )
@@ -443,5 +444,5 @@ def _same(one: Any, other: Any) -> bool:
         return list(one) == list(other) and _same(list(one.values()), list(other.values()))
     pairs = zip(one, other, strict=False)
     return len(one) == len(other) and all(
-        a is b or (type(a) is type(b) and type(a) in ATOMS and a == b) for a, b in pairs
+        a is b or (type(a) in ATOMS and is_same_atom(a, b)) for a, b in pairs
     )
