@@ -147,8 +147,8 @@ def set_object_state(generator: Any, state: Any) -> None:
         if bits is not None:
             seed = value.pop(_SEED, None)
             bits.state = value
-            if seed is not None and (missing := seed[-1] - bits.seed_seq.n_children_spawned) > 0:
-                bits.seed_seq.spawn(missing)  # how many there were cannot be written
+            if seed is not None and seed != _seed_of(bits).get(_SEED):
+                put_sequence(bits, _sequence(*seed))  # one that spawned more cannot go back
         else:
             generator.set_state(value)
 
@@ -172,10 +172,7 @@ def new_object(kind: str, state: Any) -> Any:
 
         value = plain.loads(state, names.ARRAYS)
         seed: Any = value.get(_SEED)
-        sequence = None
-        if seed is not None:
-            make = numpy.random.SeedSequence
-            sequence = make(seed[0], spawn_key=seed[1], pool_size=seed[2])
+        sequence = None if seed is None else _sequence(*seed)
         bits = getattr(numpy.random, value["bit_generator"])(sequence)
         if kind.endswith("RandomState"):
             made = numpy.random.RandomState(bits)
@@ -185,10 +182,32 @@ def new_object(kind: str, state: Any) -> Any:
     return made
 
 
+def sequence_of(generator: Any) -> Any:
+    """The SeedSequence that a generator spawns from; None if it has none."""
+    sequence = getattr(_bits_of(generator), "seed_seq", None)
+    return sequence if type(sequence).__name__ == "SeedSequence" else None
+
+
+def put_sequence(generator: Any, sequence: Any) -> None:
+    """Has a generator spawn from a sequence.
+
+    Raises:
+        TypeError: this version of NumPy cannot.
+    """
+    bits = _bits_of(generator)
+    if bits.seed_seq is not sequence:
+        bits.__setstate__((bits.state, sequence))
+
+
+def _sequence(entropy: Any, key: tuple[int, ...], pool_size: int, spawned: int) -> Any:
+    make = sys.modules["numpy"].random.SeedSequence
+    return make(entropy, spawn_key=key, pool_size=pool_size, n_children_spawned=spawned)
+
+
 def _seed_of(bits: Any) -> dict[str, Any]:
     """What `spawn` makes new generators of: entropy, key, size of the pool, their number so far."""
-    sequence: Any = getattr(bits, "seed_seq", None)
-    if type(sequence).__name__ != "SeedSequence" or not _is_plain(sequence.entropy):
+    sequence = sequence_of(bits)
+    if sequence is None or not _is_plain(sequence.entropy):
         return {}
     key = tuple(map(int, sequence.spawn_key))
     return {_SEED: (sequence.entropy, key, sequence.pool_size, sequence.n_children_spawned)}

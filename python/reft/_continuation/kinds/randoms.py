@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..nodes import MISSING, At, Named, Node, kind
-from ..rng import new_object, object_state, set_object_state
+from ..nodes import KEEP, MISSING, At, Named, Node, kind
+from ..rng import new_object, object_state, put_sequence, sequence_of, set_object_state
 
 if TYPE_CHECKING:
     from ..capture_walk import CaptureWalk
@@ -21,10 +21,16 @@ class Random(Node):
 
     state: Any
     attributes: Named
+    sequence: Any
+    """NumPy's SeedSequence that it spawns from, which others may have, too; or None."""
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
-        return cls(object_state(value), walk.attributes(value, place, depth))
+        attributes = walk.attributes(value, place, depth)
+        sequence = sequence_of(value)
+        if sequence is not None:
+            sequence = walk.encode(sequence, f"{place}.seed_seq", depth + 1)
+        return cls(object_state(value), attributes, sequence)
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         target = walk.target(at, live)
@@ -34,6 +40,11 @@ class Random(Node):
             # After the loaders' samplers, whose replay needs the generators' older states.
             walk.positions.append(lambda: set_object_state(target, self.state))
         walk.put_all_attributes(self.attributes, target, at.place)
+        if self.sequence is not None:
+            place = f"{at.place}.seed_seq"
+            sequence = walk.resolve(self.sequence, sequence_of(target), place)
+            if sequence not in (KEEP, None):
+                walk.positions.append(lambda: put_sequence(target, sequence))
         return target
 
     def is_made_anew(self) -> bool:
