@@ -55,3 +55,27 @@ def test_a_resume_just_before_they_outlive_a_step_is_not_called_exact(jobs: Runn
     assert "the resume is not exact: the snapshot of step 6 has no gradients" in said
     said = jobs.run(script, kill="0:6:before_seal")
     assert "not exact" not in said
+
+
+OTHERS_ZEROED = """
+first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)
+opts = [torch.optim.Adam(m.parameters(), lr=0.01) for m in (first, second)]
+one, two = opts
+norms = []
+for k in range(12):
+    two.zero_grad()
+    second(first(torch.full((3, 4), 0.1 * k)).detach()).square().mean().backward()
+    two.step()
+    one.zero_grad()
+    second(first(torch.full((3, 4), 0.2 * k))).square().mean().backward()
+    one.step()
+    two.zero_grad()
+    norms.append(sum(p.grad.norm().item() for p in first.parameters()).hex())
+final(*first.parameters(), *second.parameters(), norms=norms)
+"""
+
+
+def test_gradients_are_read_after_those_of_another_optimizer_are_zeroed(jobs: Runner) -> None:
+    """As a GAN logs the norm of the one's gradients once it has zeroed the other one's."""
+    said = jobs.same(OTHERS_ZEROED, 1, "0:8:before_seal")
+    assert "reads gradients after the optimizer step" in said, said[-2000:]

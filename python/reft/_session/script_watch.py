@@ -30,9 +30,13 @@ class ScriptWatch:
         self._looked_at: dict[tuple[tuple[int, int], ...], list[CodeType]] = {}
         self._groups = 0
 
-    def look_for_reads(self, frame: FrameType) -> None:
+    def look_for_reads(self, frame: FrameType, optimizers: list[Optimizer]) -> None:
         """At a program point, before the plan: whether the script reads gradients after the step.
-        Asked once for each place of a step in the script's code."""
+        Asked once for each place of a step in the script's code.
+
+        Args:
+            optimizers: those of the script.
+        """
         if gradients.of_process.outlive:
             return
         path: list[tuple[int, int]] = []
@@ -43,10 +47,11 @@ class ScriptWatch:
                 path.append((id(there.f_code), there.f_lasti))
                 codes.append(there.f_code)
             there = there.f_back
+        path.append((len(optimizers), 0))
         if tuple(path) in self._looked_at:
             return
         self._looked_at[tuple(path)] = codes
-        if where := _continuation.late_read(frame):
+        if where := _continuation.late_read(frame, with_inner(optimizers)):
             gradients.of_process.outlive = True
             self._announcer.gradients_read(where)
 

@@ -303,8 +303,8 @@ class Session:
             return
         try:
             _continuation.observe(frame)
-            if self._watch is not None:
-                self._watch.look_for_reads(frame)
+            if self._watch is not None and self._boundary is not None:
+                self._watch.look_for_reads(frame, self._boundary.optimizers)
         except Exception as error:
             self.failed("loop state", error)
 

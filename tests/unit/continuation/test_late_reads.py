@@ -101,7 +101,9 @@ class Seen(Exception):
 
 
 def point() -> None:
-    raise Seen(late_read(sys._getframe(1)))
+    frame = sys._getframe(1)
+    there = frame.f_globals
+    raise Seen(late_read(frame, [there[name] for name in ("first", "second") if name in there]))
 
 
 def said(source: str) -> str:
@@ -118,10 +120,11 @@ def said(source: str) -> str:
     raise AssertionError("no program point")
 
 
-def read(after: str, names: int = 0) -> str:
+def read(after: str, names: int = 0, head: str = "") -> str:
     """With code after the program point of a loop; `names`: more names that its function has."""
     many = "".join(f"        if step < 0: unknown{i}()\n" for i in range(names))
     return said(f"""
+{head}
 def main():
     helper = functools.partial(norm, model)
     def inner(m): return m.weight.grad.sum()
@@ -144,6 +147,54 @@ def test_a_read_after_the_step_is_found(case: str, names: int) -> None:
 @pytest.mark.parametrize("case", ENDS)
 def test_what_reads_nothing_late_is_left_alone(case: str, names: int) -> None:
     assert read(ENDS[case], names) == "", case
+
+
+TWO = """
+other, alone = nn.Linear(2, 1), nn.Linear(2, 1)
+first, second = torch.optim.SGD(model.parameters(), 0.1), torch.optim.SGD(other.parameters(), 0.1)
+class Held: pass
+pair, held = [first, second], Held()
+held.first, held.second = first, second
+"""
+READS_OF_ONE = {
+    "the other one's are zeroed": "second.zero_grad()\nx = sum(p.grad.norm() for p in model.parameters())",
+    "by the module": "other.zero_grad()\nx = model.weight.grad.norm()",
+    "by an attribute": "held.second.zero_grad()\nnorm(model)",
+    "by a subscript": "pair[1].zero_grad()\nnorm(model)",
+    "of other tensors": "model.bias.grad = None\nx = model.weight.grad.norm()",
+    "in place": "model.bias.grad.zero_()\nx = model.weight.grad.norm()",
+    "a loop": "for p in other.parameters():\n    p.grad = None\nx = model.weight.grad.norm()",
+    "two loops": "for p in other.parameters():\n    p.grad = None\nfor p in model.parameters():\n    x = p.grad.norm()",
+    "the other one's backward": "second.zero_grad()\nother(torch.ones(1, 2)).sum().backward()\nnorm(model)",
+    "clipped": "second.zero_grad()\nnn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+}
+ENDS_OF_BOTH = {
+    "both": "first.zero_grad()\nsecond.zero_grad()\nnorm(model)\nnorm(other)",
+    "a list of them": "for one in pair:\n    one.zero_grad()\nnorm(model)",
+    "attributes": "held.second.zero_grad()\nheld.first.zero_grad()\nnorm(model)",
+    "modules": "model.zero_grad()\nother.zero_grad()\nnorm(model)",
+    "the next one's are clipped": "second.zero_grad()\nother(torch.ones(1, 2)).sum().backward()\n"
+    "nn.utils.clip_grad_norm_(other.parameters(), 1.0)\nfirst.zero_grad()",
+    "read by name": "second.zero_grad()\nx = other.weight.grad.norm()\nfirst.zero_grad()",
+    "loops": "for p in other.parameters():\n    p.grad = None\nfor q in model.parameters():\n    q.grad = None\nnorm(model)",
+}
+
+
+@pytest.mark.parametrize("case", READS_OF_ONE)
+def test_a_read_of_what_another_optimizer_has_not_zeroed_is_found(case: str) -> None:
+    assert read(READS_OF_ONE[case], head=TWO).startswith("late_reads_case.py:"), case
+
+
+@pytest.mark.parametrize("case", ENDS_OF_BOTH)
+def test_where_all_optimizers_zero_their_gradients_nothing_is_read_late(case: str) -> None:
+    assert read(ENDS_OF_BOTH[case], head=TWO) == "", case
+
+
+def test_one_tensor_of_the_only_optimizer_is_not_all_of_them() -> None:
+    only = "first = torch.optim.SGD(model.parameters(), 0.1)\n"
+    late = "model.bias.grad = None\nx = model.weight.grad.norm()"
+    assert read(late, head=only).startswith("late_reads_case.py:")
+    assert read("model.bias.grad = None\nmodel.weight.grad = None\nnorm(model)", head=only) == ""
 
 
 def test_a_caller_that_reads_is_found() -> None:
