@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 import weakref
 import zlib
+from collections.abc import Iterator
 from itertools import repeat
 from numbers import Number
 from operator import is_not
@@ -62,6 +63,7 @@ class Tree:
         names: Full name of each tensor.
         tensors: Parameters and buffers, in the same order.
         replaced: (name, module) of those that have taken another one's place since the first look.
+        switched: (index, class) of those that have another class than at the first look.
     """
 
     __slots__ = (
@@ -70,6 +72,8 @@ class Tree:
         "_cursor",
         "_empty",
         "_first",
+        "_first_kinds",
+        "_kinds",
         "_holders",
         "_ids",
         "_hook_count",
@@ -88,6 +92,7 @@ class Tree:
         "names",
         "own",
         "replaced",
+        "switched",
         "tensors",
     )
 
@@ -97,8 +102,8 @@ class Tree:
         self.module_names = [name for name, _ in named]
         self.modules = [module for _, module in named]
         self._ids = frozenset(map(id, self.modules))
-        kinds = "\n".join(type_name(type(module)) for module in self.modules)
-        self.classes = zlib.crc32(kinds.encode())
+        self._kinds = list(map(type, self.modules))
+        self.classes = zlib.crc32("\n".join(map(type_name, self._kinds)).encode())
         self.own = [
             (i, module) for i, module in enumerate(self.modules) if _has_own_code(type(module))
         ]
@@ -113,6 +118,15 @@ class Tree:
             (name, module)
             for name, module in named
             if name in self._first and self._first[name]() is not module
+        ]
+        by_name = dict(zip(self.module_names, self._kinds, strict=True))
+        self._first_kinds: dict[str, type] = by_name if before is None else before._first_kinds
+        self.switched = [
+            (i, self._kinds[i])
+            for i, (name, module) in enumerate(named)
+            if name in self._first
+            and self._first[name]() is module
+            and self._first_kinds.get(name) is not self._kinds[i]
         ]
         self.names: list[str] = []
         self.tensors: list[Any] = []
@@ -155,6 +169,8 @@ class Tree:
         for parameters, buffers, modules, count in self._counts:
             if len(parameters) + len(buffers) + len(modules) != count:
                 return False
+        if any(map(is_not, map(type, self.modules), self._kinds)):
+            return False
         if any(holder.get(name) is not None for holder, name in self._empty):
             return False
         if any(modules.get(name) is not child for modules, name, child in self._children):
@@ -341,6 +357,12 @@ def tree_of(root: Any) -> Tree:
         tree = Tree(root)
     _trees[id(root)] = (weakref.ref(root), tree)
     return tree
+
+
+def all_tensors() -> Iterator[Any]:
+    """The parameters and buffers of all trees."""
+    for _, tree in _trees.values():
+        yield from tree.tensors
 
 
 def forget() -> None:

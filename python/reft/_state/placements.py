@@ -69,6 +69,52 @@ def shards_of(tensor: torch.Tensor) -> list[tuple[str, int, int]] | None:
     return parts
 
 
+def spec_of(tensor: DTensor) -> tuple[str, list[tuple[str, int]], list[int], list[int]] | None:
+    """What a DTensor is made of besides its part, as plain values: its mesh, placements, shape and
+    strides. None if a placement is of another kind than `Shard` and `Replicate`."""
+    placements = []
+    for placement in tensor.placements:
+        if type(placement) is Shard:
+            placements.append(("shard", placement.dim))
+        elif type(placement) is Replicate:
+            placements.append(("replicate", 0))
+        else:
+            return None
+    return _mesh_of(tensor), placements, list(tensor.shape), list(tensor.stride())
+
+
+def made_of(spec: Any, local: torch.Tensor, others: Iterable[torch.Tensor]) -> DTensor | None:
+    """A DTensor of a part that this rank has; None without a spec, or if none of `others` has its
+    mesh. Shares the part's memory; no rank communicates.
+
+    Args:
+        spec: from `spec_of`.
+    """
+    if spec is None:
+        return None
+    mesh, placements, shape, stride = spec
+    like = next((t for t in others if isinstance(t, DTensor) and _mesh_of(t) == mesh), None)
+    if like is None:
+        return None
+    kinds = [Shard(dim) if kind == "shard" else Replicate() for kind, dim in placements]
+    with torch.no_grad():
+        made = DTensor.from_local(
+            local,
+            like.device_mesh,
+            kinds,
+            run_check=False,
+            shape=torch.Size(shape),
+            stride=tuple(stride),
+        )
+    made._local_tensor = local
+    return made
+
+
+def _mesh_of(tensor: DTensor) -> str:
+    mesh = tensor.device_mesh
+    return f"{mesh.device_type} {mesh.mesh_dim_names} {mesh.mesh.tolist()}"
+
+
 def rows_of(tensor: torch.Tensor) -> tuple[int, int] | None:
     """Into how many parts the rows (dim 0) of a DTensor are dealt, and which of them this rank has;
     None if it is not sharded so."""

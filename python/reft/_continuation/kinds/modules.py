@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel"})
 _FEW_BYTES = 4096  # of the parameters of an optimizer that has not stepped
 _PLAIN = ATOMS | {tuple, list, dict}
+_CLASS = "__class__"
 _OPTIMIZERS_OWN = frozenset({"param_groups", "state"})
 # What torch and its schedulers attach to each optimizer, besides its hooks.
 _OPTIMIZERS_PRIVATE = frozenset(
@@ -85,6 +86,10 @@ class Module(Node):
             for i, name, item, where in _attributes(tree, place, walk)
         ]
         attributes += [(i, name, UNBOUND) for i, name in tree.detached()]
+        attributes += [
+            (i, _CLASS, walk.encode(kind, f"{place}.{tree.module_names[i]}.{_CLASS}", depth + 1))
+            for i, kind in tree.switched
+        ]
         known = {name for name, _ in tensors}
         # Of tensors that had attributes at the first program point, all may be gone by now.
         tagged = walk.births.tagged.get(place, frozenset())
@@ -126,7 +131,9 @@ class Module(Node):
                 walk.contents.append(functools.partial(holder.pop, name, None))
                 continue
             value = walk.resolve(item, there, _place_of(tree, i, name, place))
-            if value is not KEEP:
+            if name == _CLASS and value is not KEEP:
+                walk.contents.append(functools.partial(setattr, tree.modules[i], _CLASS, value))
+            elif value is not KEEP:
                 walk.contents.append(functools.partial(holder.__setitem__, name, value))
         # Not in a tree with other modules, and not for another rank, which may never have had them.
         if self.classes == tree.classes and not walk.is_foreign:

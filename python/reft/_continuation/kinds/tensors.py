@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from reft._state.raw import bytes_of
 
-from .. import attachments, hooks, memory
+from .. import attachments, hooks, memory, module_tree
 from ..foreign import MappedArray
 from ..memory import Span
-from ..nodes import KEEP, MISSING, At, Named, Node, kind, native, type_name
+from ..nodes import KEEP, LATER, MISSING, At, Named, Node, kind, native, type_name
 from .constants import Pickled
 from .objects import OWNED, Owned, capture_foreign, encode_hooks
 
@@ -485,23 +485,30 @@ class DTensor(Node):
     """The part of a distributed tensor that this rank holds."""
 
     layout: str
+    spec: Any
+    """What a new one is made of besides its part; see `placements.spec_of`."""
+    requires_grad: bool
     local: Any
     tags: Named
     """Values that the script has attached to it."""
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        from reft._state.placements import spec_of  # imports torch
+
         tags = encode_tags(value, place, depth, walk)
         if walk.note_births or walk.is_owned(value):
             return Owned(tags, None)
         local = walk.encode(value._local_tensor, f"{place}._local_tensor", depth + 1)
-        return cls(_layout_of(value), local, tags)
+        is_leaf = value.requires_grad and value.is_leaf
+        return cls(_layout_of(value), spec_of(value), is_leaf, local, tags)
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         target = walk.target(at, live)
         if target is MISSING or _layout_of(target) != self.layout:
-            why = "made after the first step, or laid out differently"
-            return walk.problem(at, why if walk.resized is None else _OTHER_PART)
+            if walk.resized is not None or walk.is_foreign:
+                return walk.problem(at, LATER if walk.resized is None else _OTHER_PART)
+            return self._made(at, walk)
         walk.stands(at, target)
         local = target._local_tensor
         walk.fix(local)
@@ -510,6 +517,28 @@ class DTensor(Node):
             walk.contents.append(lambda: setattr(target, "_local_tensor", value))
         walk.put_attributes(self.tags, target, at.place)
         return target
+
+    def _made(self, at: At, walk: RestoreWalk) -> Any:
+        """A new one, of a part that is new, too. Its mesh is that of a weight of a model."""
+        from reft._state.placements import made_of  # imports torch
+
+        local = walk.resolve(self.local, MISSING, f"{at.place}._local_tensor")
+        if local is KEEP:
+            return walk.problem(at, LATER)
+        made = made_of(self.spec, local, module_tree.all_tensors())
+        if made is None:
+            return walk.problem(at, f"{LATER}, on a mesh of devices that no model has")
+        if self.requires_grad:
+            made.requires_grad_()
+        walk.stands(at, made)
+        walk.put_attributes(self.tags, made, at.place)
+        return made
+
+    def is_made_anew(self) -> bool:
+        return True
+
+    def parts(self) -> list[Any]:
+        return [self.local]
 
 
 def _layout_of(tensor: Any) -> str:
