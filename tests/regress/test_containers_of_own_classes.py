@@ -68,3 +68,27 @@ def test_all_items_come_back(jobs: Runner) -> None:
 def test_their_own_methods_are_not_called(jobs: Runner) -> None:
     said = jobs.same(COUNT, 1, "0:7:before_seal")
     assert "'calls': [0, 0, 0, 0]" in said, said[-2000:]
+
+
+READ_ONLY = HEAD + """
+import numpy as np
+means, again, tries = np.zeros(2), np.zeros(3), 0
+for k in range(12):
+    step(k)
+    if k == 2:
+        means.flags.writeable = False
+    if k in (3, 6):
+        again.flags.writeable = k == 6
+    try:
+        means += k
+    except ValueError:
+        tries += 1
+    if again.flags.writeable:
+        again += k
+final(*model.parameters(), means=means.tolist(), again=again.tolist(), tries=tries)
+"""
+
+
+def test_arrays_that_are_read_only_stay_so(jobs: Runner) -> None:
+    jobs.same(READ_ONLY, 1, "0:8:before_seal")
+    jobs.same(READ_ONLY, 1, "0:5:before_seal")

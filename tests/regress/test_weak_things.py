@@ -124,3 +124,48 @@ def test_what_a_resume_discards_has_not_died(jobs: Runner, cycle: str) -> None:
     script = FINALIZER.replace("CYCLE", cycle).replace("COLLECT", "gc.collect()" if cycle else "")
     said = jobs.same(script, 1, "0:8:before_seal")
     assert "not restor" not in said, said[-3000:]
+
+
+TREE = """
+import weakref
+class Node:
+    __slots__ = ("parent", "kids", "count", "deepest", "__weakref__")
+    def __init__(self, parent):
+        self.parent = None if parent is None else weakref.ref(parent)
+        self.kids, self.count, self.deepest = {}, 0, 0
+class Walker:
+    def __init__(self):
+        self.calls = 0
+        self.then = self.again = self.call
+    def call(self):
+        self.calls += 1
+model = torch.nn.Linear(4, 2)
+opt = torch.optim.SGD(model.parameters(), lr=0.05)
+then, walkers = None, []
+root = Node(None)
+for k in range(12):
+    opt.zero_grad()
+    model(torch.full((3, 4), 0.1 * k)).square().mean().backward()
+    opt.step()
+    node, depth = root, 0
+    while len(node.kids) > 1 and depth < 4:
+        node, depth = node.kids[k % 2], depth + 1
+    node.kids.update({i: Node(node) for i in range(2)})
+    node = node.kids[k % 2]
+    while node is not None:
+        node.count += 1
+        node = node.parent() if node.parent else None
+    if k == 2:
+        then = Walker().then
+    if then is not None:
+        then()
+        assert then.__self__.again is then.__self__.then
+def counts(node): return node.count, [counts(kid) for kid in node.kids.values()]
+final(*model.parameters(), counts=counts(root), calls=then.__self__.calls)
+"""
+
+
+def test_trees_whose_nodes_lead_back_come_back_whole(jobs: Runner) -> None:
+    """Children share one weak reference to their parent. A second one found the first unfinished,
+    and was left without it, without a word."""
+    jobs.same(TREE, 1, "0:8:before_seal")

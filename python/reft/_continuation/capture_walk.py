@@ -45,7 +45,7 @@ from .nodes import (
     type_name,
 )
 
-_MAX_DEPTH = 12
+_MAX_DEPTH = 24
 _MAX_NODES = 50_000
 _MAX_REPORTS = 200
 _LARGE = 64  # items of a container, from which on it is left out as a whole where it has no room

@@ -155,6 +155,11 @@ class Node:
         """
         raise NotImplementedError
 
+    def leads_to(self) -> Any:
+        """The encoded value that is all it takes to make the object: its own parts may lead back to
+        it before it is made. None for most kinds."""
+        return None
+
     def is_made_anew(self) -> bool:
         """Whether the object can be built from the node and its parts alone."""
         return False

@@ -107,6 +107,7 @@ class RestoreWalk:
         self._handles: frozenset[int] | None = None
         # Ids of live objects that are written where they stand: parts of modules and loaders.
         self._fixed: set[int] = set()
+        self._begun: set[int] = set()  # of which the parts are being resolved
         self._done: dict[int, Any] = {}
         self._claimed: set[int] = set()
         self._made_weak: list[tuple[At, Callable[[], Any]]] = []
@@ -144,8 +145,9 @@ class RestoreWalk:
         if index is None:
             return KEEP
         if index in self._done:
-            return self._done[index]
+            return self._done[index] if index not in self._begun else self._led_back(index, place)
         self._done[index] = KEEP  # a cycle through an immutable value ends here
+        self._begun.add(index)
         birth = self.graph.births[index]
         if self.resized is not None and birth is not None:
             place = birth  # as what was there at first is named
@@ -161,8 +163,22 @@ class RestoreWalk:
             # A user's class may do anything when an object of it is made. The others are still
             # worth having.
             result = self.problem(at, f"cannot make it: {type(error).__name__}: {error}")
-        self._done[index] = result
-        return result
+        finally:
+            self._begun.discard(index)
+        if self._done[index] is KEEP:
+            self._done[index] = result
+        return self._done[index]
+
+    def _led_back(self, index: int, place: str) -> Any:
+        """What stands for a node whose parts have led back to it: a weak reference, or a method,
+        whose object is known by now can be made already."""
+        node = self.graph.nodes[index]
+        needed = index_of(node.leads_to())
+        is_known = needed is not None and self._done.get(needed, KEEP) is not KEEP
+        if self._done[index] is KEEP and is_known:
+            at = At(index, self.graph.births[index], self.graph.types[index], place)
+            self._done[index] = node.restore(at, MISSING, self)
+        return self._done[index]
 
     def _follows_from_ranks(self, value: Any, live: Any, place: str) -> bool:
         """Whether a number or a string may be what another number of ranks makes it: it has not
@@ -358,9 +374,12 @@ class RestoreWalk:
             if item == UNBOUND:
                 self.contents.append(functools.partial(target.__dict__.pop, name, None))
                 continue
+            known = len(self.problems)
             value = self.resolve(item, there, f"{place}.{name}")
             if value is not KEEP:
                 self.contents.append(functools.partial(put, value))
+            elif there is MISSING and len(self.problems) == known:
+                self.problems.append((f"{place}.{name}", "", LATER))
 
     def put_all_attributes(self, attributes: Named, target: Any, place: str) -> None:
         """As `put_attributes`, of what `CaptureWalk.attributes` took: others have been deleted."""

@@ -236,6 +236,9 @@ class Method(Node):
             return KEEP
         return MethodType(function, owner)
 
+    def leads_to(self) -> Any:
+        return self.owner
+
 
 def _where_it_is(owner: Any, function: Any) -> tuple[str, str]:
     """(class, name in it) of a method of `owner`; ("", "") if it is none."""

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from .. import attachments, foreign, hooks
-from ..nodes import KEEP, MISSING, At, Named, Node, Report, kind, type_name
+from ..nodes import KEEP, LATER, MISSING, At, Named, Node, Report, kind, type_name
 
 if TYPE_CHECKING:
     from ..capture_walk import CaptureWalk
@@ -237,9 +237,12 @@ class Instance(Node):
 
         writes = [write]
         for name, item in self.slots:
-            value = walk.resolve(item, getattr(target, name, MISSING), f"{at.place}.{name}")
+            there, known = getattr(target, name, MISSING), len(walk.problems)
+            value = walk.resolve(item, there, f"{at.place}.{name}")
             if value is not KEEP:
                 writes.append(functools.partial(object.__setattr__, target, name, value))
+            elif there is MISSING and len(walk.problems) == known:
+                walk.problem(at, LATER, f"{at.place}.{name}")
         filled = {name for name, _ in self.slots}
         for name in foreign.slot_names(type(target)):
             if name not in filled and hasattr(target, name):  # deleted

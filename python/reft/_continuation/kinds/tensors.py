@@ -261,6 +261,7 @@ class Array(Node):
     """In bytes; None for a scalar, which has no memory."""
     is_owned: bool
     """Whether that memory is saved elsewhere."""
+    is_writeable: bool
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
@@ -277,10 +278,11 @@ class Array(Node):
         shape, data = tuple(value.shape), _bytes_of(value)
         found = memory.memory_of_array(value)
         if found is None:
-            return cls(dtype, shape, data, 0, 0, None, False)
+            return cls(dtype, shape, data, 0, 0, None, False, False)
         storage, address = found
-        strides = tuple(value.strides)
-        return cls(dtype, shape, data, storage, address, strides, storage in walk.owned_storages)
+        strides, is_owned = tuple(value.strides), storage in walk.owned_storages
+        is_writeable = bool(value.flags.writeable)
+        return cls(dtype, shape, data, storage, address, strides, is_owned, is_writeable)
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         import numpy
@@ -303,6 +305,8 @@ class Array(Node):
             return saved.copy() if target is None else target
         made = walk.memory.place(at.index, target)
         walk.contents.append(lambda: numpy.copyto(made, saved))
+        if not self.is_writeable:
+            walk.afterwards(lambda: made.setflags(write=False))
         return made
 
     def is_made_anew(self) -> bool:

@@ -131,6 +131,9 @@ class WeakReference(Node):
         walk.leads_weakly(at, functools.partial(_referent, made))
         return made
 
+    def leads_to(self) -> Any:
+        return self.referent
+
 
 def _calls_back(reference: Any) -> bool:
     """Whether a weak reference calls something once what it leads to has gone."""
