@@ -7,6 +7,7 @@
 #include "python/bindings/evidence_exchange.h"
 #include "python/bindings/frames.h"
 #include "python/bindings/hang.h"
+#include "python/bindings/moments.h"
 #include "python/bindings/restore.h"
 #include "python/bindings/sets.h"
 #include "python/bindings/simulate.h"
@@ -30,6 +31,7 @@ PYBIND11_MODULE(_C, module) {
   reft::bindFrames(module);
   reft::bindSets(module);
   reft::bindTensors(module);
+  reft::bindMoments(module);
   reft::bindSimulate(module);
   reft::bindTimeline(module);
 }

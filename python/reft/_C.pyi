@@ -289,6 +289,31 @@ def host_memory(
     tensor: torch.Tensor, limit: int
 ) -> tuple[int, tuple[int, ...], bytes | None, bool, int, int, tuple[int, ...], bool, bool] | None: ...
 
+# moments.cc
+
+def lie_alike(tensors: list[torch.Tensor]) -> bool: ...
+def advance_adam(
+    gradients: list[torch.Tensor],
+    parameters: list[torch.Tensor],
+    means: list[torch.Tensor],
+    squares: list[torch.Tensor],
+    most: list[torch.Tensor],
+    mean_weight: float,
+    square_factor: float,
+    square_weight: float,
+    decay: float,
+    maximize: bool,
+) -> list[int]: ...
+def advance_momentum(
+    gradients: list[torch.Tensor],
+    parameters: list[torch.Tensor],
+    buffers: list[torch.Tensor],
+    momentum: float,
+    gradient_weight: float,
+    decay: float,
+    maximize: bool,
+) -> None: ...
+
 # simulate.cc
 
 def simulate(options: str) -> str: ...
