@@ -2,19 +2,23 @@
 rank: `REFT_SNAPSHOT_PROTECTION=aor` (REFT, "asynchronous optimizer recomputation").
 
 ZeroRedundancyOptimizer keeps the state of each parameter on one rank only, so no replica has it.
-All ranks have the parameters and the reduced gradients, though. A rank steps what another one keeps
-as well, on copies of these parameters, with the gradients and settings that the step uses, after
-clipping and unscaling. It is torch's own optimizer on tensors of the same shapes, so the second
-state is equal bit for bit. From then on it is a replica like any other: discovery gives it the
-names that it has on the rank that keeps it, the ranks compare their bytes before they share it, and
-each snapshot compares them again.
+All ranks have the parameters and the reduced gradients, though. A rank computes what another one
+keeps as well, with the gradients and settings that the step uses, after clipping and unscaling.
+
+The second state is equal bit for bit, so nothing drifts, and there is nothing to bring back from
+time to time. What Adam, AdamW and SGD keep follows from the gradients by sums and products alone,
+without the step of the parameters, which would need roots and divisions; reft rounds them where
+torch does, and proves it in the first steps. Every other kind is stepped by torch's own optimizer,
+on copies of the parameters (`second_state.py`). From then on the state is a replica like any
+other: discovery gives it the names that it has on the rank that keeps it, the ranks compare their
+bytes before they share it, and each snapshot compares them again.
 
 Ranks are paired (one set is of three where their number is odd), on different nodes where that is
 possible: the members of a set have the same state, so one may stand in for another one that is
 lost.
 
 The second step runs in a thread while the training thread does the rank's own one, and has ended
-when that returns.
+when that returns; if it reads parameters, before their owners send them.
 
 Threads: the training thread calls every method. Errors: none; what cannot be computed is dropped,
 and `take_problems` says why.
@@ -28,7 +32,7 @@ import queue
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any
 
@@ -36,7 +40,7 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from reft._state.constructions import of_process as constructions
+from reft._state.second_state import Held, SecondState
 
 _MODULE = "torch.distributed.optim.zero_redundancy_optimizer"
 # Those that keep tensors alone, for each parameter by itself, draw no random numbers and write to
@@ -47,9 +51,6 @@ _KINDS: tuple[type[Optimizer], ...] = (
     *(torch.optim.Adagrad, torch.optim.Adadelta),
 )
 _IN_PLACE = 1 << 16  # parameters up to which a thread would cost more than it saves
-
-Held = tuple[torch.Tensor, dict[Any, Any], Any]
-"""The parameter of the script, and the dict and key where its second state is."""
 
 
 def sets_of(ranks: Sequence[int], domain_of: Sequence[int]) -> list[tuple[int, ...]]:
@@ -71,67 +72,6 @@ def sets_of(ranks: Sequence[int], domain_of: Sequence[int]) -> list[tuple[int, .
     return [tuple(sorted(one)) for one in sets]
 
 
-class _Replica:
-    """What one other rank keeps of an optimizer, computed here.
-
-    Args:
-        make: the optimizer's class, or what makes it.
-        groups: the other rank's parameter groups, with the parameters of the script.
-    """
-
-    def __init__(
-        self, make: Callable[[list[Any]], Optimizer], groups: list[dict[str, Any]]
-    ) -> None:
-        self.parameters = [p for group in groups for p in group["params"]]
-        self._copies = [
-            torch.nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad)
-            for p in self.parameters
-        ]
-        copies = iter(self._copies)
-        with constructions.own():
-            self.optimizer = make(
-                [{**group, "params": [next(copies) for _ in group["params"]]} for group in groups]
-            )
-        self.size = sum(p.numel() for p in self.parameters)
-
-    def places(self) -> Iterator[Held]:
-        """Where it keeps what it has of each parameter."""
-        for parameter, twin in zip(self.parameters, self._copies, strict=True):
-            yield parameter, self.optimizer.state, twin
-
-    def held(self) -> Iterator[Held]:
-        """What it keeps of each parameter."""
-        return (place for place in self.places() if place[2] in self.optimizer.state)
-
-    def load(self, state: dict[torch.Tensor, Any]) -> None:
-        """Takes over what a checkpoint has of its parameters."""
-        for parameter, twin in zip(self.parameters, self._copies, strict=True):
-            if parameter in state:
-                self.optimizer.state[twin] = state[parameter]
-
-    def prepare(self, settings: list[dict[str, Any]]) -> None:
-        """Takes parameters, gradients and settings as they are right before the step."""
-        for group, now in zip(self.optimizer.param_groups, settings, strict=True):
-            for key, value in now.items():
-                if key != "params":
-                    group[key] = value.clone() if isinstance(value, torch.Tensor) else value
-        with torch.no_grad():
-            torch._foreach_copy_(self._copies, self.parameters)
-        for parameter, twin in zip(self.parameters, self._copies, strict=True):
-            twin.grad = parameter.grad
-
-    def step(self) -> None:
-        """Steps, without the hooks of the script and of this package."""
-        step = type(self.optimizer).step
-        if getattr(step, "hooked", False):
-            step = step.__wrapped__  # type: ignore[attr-defined]
-        try:
-            step(self.optimizer)
-        finally:
-            for twin in self._copies:
-                twin.grad = None
-
-
 class _Sharded:
     """One ZeroRedundancyOptimizer, and the replicas that this rank computes.
 
@@ -141,7 +81,7 @@ class _Sharded:
 
     def __init__(self, optimizer: Any, domain_of: Sequence[int] | None) -> None:
         self.ranks: tuple[int, ...] = ()
-        self.replicas: dict[int, _Replica] = {}  # by rank in the optimizer's group
+        self.replicas: dict[int, SecondState] = {}  # by rank in the optimizer's group
         self.loaded: dict[torch.Tensor, Any] = {}  # from a checkpoint, of ranks of this set
         self._seen: Any = None  # the partition that the replicas are of
         self._others: list[int] = []
@@ -153,6 +93,11 @@ class _Sharded:
             if own in members:
                 self.ranks = members
         self._others = [group.index(rank) for rank in self.ranks if rank != own]
+
+    @property
+    def reads_parameters(self) -> bool:
+        """Whether the step that is prepared needs the parameters as they are before it."""
+        return any(replica.reads_parameters for replica in self.replicas.values())
 
     def follow(self, optimizer: Any) -> None:
         """Makes the replicas of the partition as it is now.
@@ -178,7 +123,7 @@ class _Sharded:
 
         known = {p: held[key] for old in self.replicas.values() for p, held, key in old.held()}
         self.replicas = {
-            other: _Replica(make, partition[other])
+            other: SecondState(type(optimizer.optim), make, partition[other])
             for other in self._others
             if any(group["params"] for group in partition[other])
         }
@@ -295,7 +240,7 @@ class Recomputation:
         """Where this rank has that state, or will have it after a step."""
         return [place for replica in self._replicas_of(inner) for place in replica.places()]
 
-    def _replicas_of(self, inner: Optimizer) -> list[_Replica]:
+    def _replicas_of(self, inner: Optimizer) -> list[SecondState]:
         sharded = self._of_inner(inner)
         return [] if sharded is None else list(sharded.replicas.values())
 
@@ -340,18 +285,20 @@ class Recomputation:
     def _prepared(self, sharded: _Sharded, inner: Optimizer) -> None:
         sharded.follow(self._outer[id(inner)])
         replicas = list(sharded.replicas.values())
+        has_denormals = not _flushes_denormals()
         for replica in replicas:
-            replica.prepare(inner.param_groups)
+            replica.prepare(inner.param_groups, has_denormals)
         self._task = None
-        if sum(replica.size for replica in replicas) > _IN_PLACE and not _flushes_denormals():
+        if sum(replica.size for replica in replicas) > _IN_PLACE and has_denormals:
             self._worker = self._worker or _Worker()
             self._task = self._worker.begin(lambda: _step_all(replicas))
 
     def end(self, optimizer: Optimizer) -> None:
-        """A step has returned."""
+        """A step has returned. That of the inner optimizer has, before the ranks exchange their
+        parameters."""
         if optimizer is self._stepping:
             self._stepping = None
-        if self._running is not None and self._stepping is None:
+        if self._running is not None and (self._stepping is None or self._running.reads_parameters):
             self.wait()
 
     def wait(self) -> None:
@@ -418,7 +365,7 @@ class Recomputation:
         self._problems.append(f"{type(error).__name__}: {error}" if str(error) else repr(error))
 
 
-def _step_all(replicas: list[_Replica]) -> None:
+def _step_all(replicas: list[SecondState]) -> None:
     for replica in replicas:
         replica.step()
 

@@ -81,6 +81,58 @@ def test_it_computes_what_the_other_rank_keeps(alone: recomputed.Recomputation) 
     assert alone.take_problems() == []
 
 
+def test_parameters_are_read_before_their_owners_send_them(alone: recomputed.Recomputation) -> None:
+    """The ranks exchange them between the end of the inner step and that of the outer one."""
+    weights = parameters()
+    outer = sharded(torch.optim.Adam, weights)
+    outer.optim.param_groups[0]["weight_decay"] = 0.5
+    expected = torch.nn.Parameter(weights[1].detach().clone())
+    alike = torch.optim.Adam([expected], lr=0.1, weight_decay=0.5)
+    for count in range(6):
+        expected.grad = weights[1].grad
+        alone.begin(outer)
+        alone.begin(outer.optim)
+        alike.step()
+        alone.end(outer.optim)
+        weights[1].data.copy_(expected.data)
+        alone.end(outer)
+        ((_, held, key),) = alone.held_beside(outer.optim)
+        assert torch.equal(held[key]["exp_avg"], alike.state[expected]["exp_avg"]), count
+    assert alone.take_problems() == []
+
+
+def test_another_partition_keeps_what_is_known(alone: recomputed.Recomputation) -> None:
+    weights = [torch.nn.Parameter(torch.full((4,), float(i))) for i in range(3)]
+    outer = sharded(torch.optim.AdamW, weights)
+    for count in range(8):
+        for i, weight in enumerate(weights):
+            weight.grad = torch.full((4,), 0.3 * i - 0.1 * count)
+        if count == 5:
+            parts = [[{"params": part, "lr": 0.1}] for part in (weights[:2], weights[2:])]
+            outer._partition_parameters = lambda parts=parts: parts
+        step(alone, outer)
+    ((parameter, held, key),) = alone.held_beside(outer.optim)
+    assert parameter is weights[2] and held[key]["step"].item() == 8 and alone.take_problems() == []
+    mean = torch.zeros(4)
+    for count in range(8):
+        mean.lerp_(torch.full((4,), 0.6 - 0.1 * count), 1 - 0.9)
+    assert torch.equal(held[key]["exp_avg"], mean)
+
+
+def test_a_loaded_checkpoint_is_advanced(alone: recomputed.Recomputation) -> None:
+    weights = parameters()
+    outer = sharded(torch.optim.AdamW, weights)
+    for _ in range(4):
+        step(alone, outer)
+    kept = {name: torch.full((4,), 0.5) for name in ("exp_avg", "exp_avg_sq")} | {"step": torch.tensor(70.0)}
+    alone.loaded(outer, {"state": {1: kept}})
+    step(alone, outer)
+    ((_, held, key),) = alone.held_beside(outer.optim)
+    assert held[key]["step"].item() == 71 and alone.take_problems() == []
+    assert torch.equal(held[key]["exp_avg"], torch.full((4,), 0.5).lerp(torch.ones(4), 1 - 0.9))
+    assert kept["exp_avg"][0] == 0.5, "the checkpoint stays as it is"
+
+
 def test_what_it_makes_is_not_taken_for_the_scripts(alone: recomputed.Recomputation) -> None:
     constructions.watch()
     count = constructions.count
