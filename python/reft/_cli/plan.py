@@ -128,7 +128,7 @@ def _notes(
         f" again, within {repair_minutes:g} minutes; constant rate.",
         "killed processes are survived by all of them: the agent keeps the vaults of its node.",
         "aor: as arc, for ZeroRedundancyOptimizer; a node's memory includes what its ranks compute a"
-        " second time.",
+        " second time, with the parameters: Adam, AdamW and SGD of torch do without these.",
         "peer: a node also sends as much to another one at each step; for state without replicas,"
         " too.",
     ]
