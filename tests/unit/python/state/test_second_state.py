@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -277,3 +281,24 @@ def test_proofs_are_of_steps_in_which_something_is_kept() -> None:
     for _ in range(second_state._PROOFS):
         pair.step()
     assert list(pair.second._proven.values()) == [second_state._PROOFS] and pair.second.advanced == 0
+
+
+PROGRAM = """
+from tests.unit.python.state.test_second_state import Pair, VARIANTS
+for name in ("dampening", "adamw", "amsgrad", "l2 maximize"):
+    pair = Pair(*VARIANTS[name])
+    for step in range(20):
+        pair.give_gradients(step)
+        pair.step()
+        pair.compare()
+    print(pair.second.advanced)
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere, torch has no code without fused operations")
+def test_a_torch_that_rounds_elsewhere_is_noticed() -> None:
+    """Its code for processors without fused operations rounds products before it adds them."""
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": "default"}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["0"] * 4, "else reft's arithmetic is relied on, which differs"
