@@ -4,7 +4,7 @@ fused and as it is by default, and against the bandwidth of the memory (STREAM's
     python tests/bench/adam.py [--repeats 40] [--mib 64] [--tensors 4] [--dtype …] [--json FILE]
 
 All on one thread. Steps of all kinds take turns. Rates count the bytes of exp_avg and exp_avg_sq,
-which are as many for all of them; the share of the bandwidth counts all bytes that are read and
+which are as many for all of them; the comparison with the triad counts all bytes that are read and
 written (by the triad, four for each three: it fetches the lines that it overwrites). torch also
 steps the parameters, which a rank that has them already need not do again.
 """
@@ -99,7 +99,7 @@ def main() -> int:
     for name, lists in (("by reft", 5), ("AdamW, fused", 7)):
         moved = [rate * lists / 2 for rate in rates[name]]
         value, spread = report.ratio(moved, rates["triad"])
-        metrics[f"{name}: share of the bandwidth"] = report.metric(value, "x", spread)
+        metrics[f"bytes moved {name} / triad"] = report.metric(value, "x", spread)
     report.write(args.json, "bench adam", metrics)
     return 0
 
