@@ -17,6 +17,7 @@ from reft._state.raw import bytes_of
 
 from .. import attachments, hooks, memory, module_tree
 from ..foreign import MappedArray
+from ..handles import LEAST_IDENTITY
 from ..memory import Span
 from ..nodes import KEEP, LATER, MISSING, At, Named, Node, kind, native, type_name
 from .constants import Pickled
@@ -34,6 +35,9 @@ _OTHER_PART = (
     "other ranks had other parts of it, which this rank has not: reft.register() has a tensor or a"
     " module dealt to the ranks of now"
 )
+_IDENTITIES = frozenset({"int64", "uint64"})
+_MOST_IDENTITIES = 256  # items of an array that are looked at
+_IDENTITY = "holds what id() gave, which is another number in each process"
 
 
 @kind
@@ -275,6 +279,10 @@ class Array(Node):
             return walk.lost(place, type_name(type(value)), f"array of {value.dtype}")
         if not walk.take(value.nbytes):
             return walk.no_room(value, place, value.nbytes)
+        if dtype in _IDENTITIES and 0 < value.size <= _MOST_IDENTITIES:
+            least = (item for item in value.flat if item >= LEAST_IDENTITY)
+            if any(walk.identity_of(int(item)) is not None for item in least):
+                walk.lost(place, type_name(type(value)), _IDENTITY)
         shape, data = tuple(value.shape), _bytes_of(value)
         found = memory.memory_of_array(value)
         if found is None:
