@@ -369,7 +369,8 @@ class VerifiedResume:
         if self._recomputed is not None and self._recomputed.whole and self._base is not None:
             frames = cast(dict[str, Any], self.newest.saved).get("frames", {})
             lost = [*self._base.lost, *frames.get("uncaptured", [])]
-        return [str(where)[:_LONGEST] for where, _, _ in lost] + self._not_compared
+        timely = [f"{where} (differs; a clock may be why)" for where in self._not_compared]
+        return [str(where)[:_LONGEST] for where, _, _ in lost] + timely
 
     def _go_on(self, frame: FrameType, ready: Ready) -> Resumed:
         """Restores the newest step without a verification."""
