@@ -107,7 +107,8 @@ class RestoreWalk:
         self._handles: frozenset[int] | None = None
         # Ids of live objects that are written where they stand: parts of modules and loaders.
         self._fixed: set[int] = set()
-        self._begun: set[int] = set()  # of which the parts are being resolved
+        # Nodes whose parts are being resolved, and what was made for them early.
+        self._begun: dict[int, Any] = {}
         self._done: dict[int, Any] = {}
         self._claimed: set[int] = set()
         self._made_weak: list[tuple[At, Callable[[], Any]]] = []
@@ -147,7 +148,7 @@ class RestoreWalk:
         if index in self._done:
             return self._done[index] if index not in self._begun else self._led_back(index, place)
         self._done[index] = KEEP  # a cycle through an immutable value ends here
-        self._begun.add(index)
+        self._begun[index] = None
         birth = self.graph.births[index]
         if self.resized is not None and birth is not None:
             place = birth  # as what was there at first is named
@@ -164,10 +165,11 @@ class RestoreWalk:
             # worth having.
             result = self.problem(at, f"cannot make it: {type(error).__name__}: {error}")
         finally:
-            self._begun.discard(index)
-        if self._done[index] is KEEP:
-            self._done[index] = result
-        return self._done[index]
+            early = self._begun.pop(index)
+        if early is not None and early is not KEEP and result is not KEEP:
+            result = early
+        self._done[index] = result
+        return result
 
     def _led_back(self, index: int, place: str) -> Any:
         """What stands for a node whose parts have led back to it: a weak reference, or a method,
@@ -177,7 +179,8 @@ class RestoreWalk:
         is_known = needed is not None and self._done.get(needed, KEEP) is not KEEP
         if self._done[index] is KEEP and is_known:
             at = At(index, self.graph.births[index], self.graph.types[index], place)
-            self._done[index] = node.restore(at, MISSING, self)
+            made = node.restore(at, MISSING, self)
+            self._done[index] = self._begun[index] = made
         return self._done[index]
 
     def _follows_from_ranks(self, value: Any, live: Any, place: str) -> bool:
