@@ -55,6 +55,7 @@ from reft._session.step_comparison import Capture, Finding, SavedStep
 from reft._state import discovery
 from reft._state.own import is_own
 
+_TIMELY = " (differs; a clock may be why)"
 _SHOWN = 3  # differences in one line
 _SENT = 20  # of one rank, to the others
 _LONGEST = 160
@@ -358,7 +359,10 @@ class VerifiedResume:
             part = f" to what had been copied of it, {percent}% of its bytes"
         if not outcome.lost:
             return part
-        named = [f"{where} on rank {rank}" for where, rank in outcome.lost.items()]
+        named = [
+            f"{where.removesuffix(_TIMELY)} on rank {rank}{_TIMELY * where.endswith(_TIMELY)}"
+            for where, rank in outcome.lost.items()
+        ]
         more = ", and more" if len(named) > _SHOWN else ""
         return f"{part} but for {', '.join(named[:_SHOWN])}{more}"
 
@@ -369,7 +373,7 @@ class VerifiedResume:
         if self._recomputed is not None and self._recomputed.whole and self._base is not None:
             frames = cast(dict[str, Any], self.newest.saved).get("frames", {})
             lost = [*self._base.lost, *frames.get("uncaptured", [])]
-        timely = [f"{where} (differs; a clock may be why)" for where in self._not_compared]
+        timely = [f"{where}{_TIMELY}" for where in self._not_compared]
         return [str(where)[:_LONGEST] for where, _, _ in lost] + timely
 
     def _go_on(self, frame: FrameType, ready: Ready) -> Resumed:
