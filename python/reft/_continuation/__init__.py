@@ -11,6 +11,8 @@ Where things are:
 - `capture_walk`, `restore_walk`: the walks through objects; `nodes`: what they leave and read.
 - `kinds`: one class for each kind of object, with its capture and its restore; `kinds.table`
   chooses one by an object's class. A DataLoader's position is put back in `kinds.loaders`.
+- `handles`: numbers that mean something inside one process only; `as_they_are`: items of containers
+  whose class hides some.
 - `loader_origins`: what patches the DataLoader; `loader_parts`, `workers`: what it remembers;
   `reach`: what a loader reaches.
 - `statics`, `settings`: state outside of the frames; `hooks`, `node_hooks`, `logger_filters`,
