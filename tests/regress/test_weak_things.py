@@ -169,3 +169,28 @@ def test_trees_whose_nodes_lead_back_come_back_whole(jobs: Runner) -> None:
     """Children share one weak reference to their parent. A second one found the first unfinished,
     and was left without it, without a word."""
     jobs.same(TREE, 1, "0:8:before_seal")
+
+
+ENDED = """
+def numbers():
+    yield from range(3)
+model = torch.nn.Linear(4, 2)
+opt = torch.optim.SGD(model.parameters(), lr=0.05)
+generator, pairs, out = numbers(), enumerate(numbers(), 5), []
+for k in range(12):
+    opt.zero_grad()
+    model(torch.full((3, 4), 0.1 * k)).square().mean().backward()
+    opt.step()
+    out.append((next(generator, None), next(pairs, None)))
+    if k == 8:
+        pairs = enumerate("abcdef")
+    if k > 8:
+        generator.close()
+final(*model.parameters(), out=out, kind=type(generator).__name__)
+"""
+
+
+def test_a_generator_that_has_ended_is_one(jobs: Runner) -> None:
+    """It came back as another kind of iterator, which has no `close`, and a verification named it."""
+    said = jobs.same(ENDED, 1, "0:8:before_seal", REFT_RESUME_VERIFY="always")
+    assert "bit-identical" in said and "not exact" not in said, said[-3000:]
