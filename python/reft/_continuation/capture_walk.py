@@ -148,11 +148,11 @@ class CaptureWalk:
         if kind in ATOMS:
             if self.note_births:
                 self.births.note_first(value, place)
-            # Not in containers: an item that is left alone cannot be told from one that has been
-            # moved there.
             if kind is int:
                 if value >= LEAST_IDENTITY and (found := self.identity_of(value)) is not None:
                     return found
+                # Not in containers: an item that is left alone cannot be told from one that has
+                # been moved there.
                 if self._has_handles and place[-1:] != "]" and self._is_handle(value, place):
                     return handle(value)
                 return value
@@ -298,9 +298,9 @@ class CaptureWalk:
         """Encodes the items of a sequence."""
         if self.note_births and isinstance(values, (list, tuple)):
             self.births.note_first_items(values, place)
-        if type(values) in (list, tuple) and set(map(type, values)) <= _NUMBERS:
+        if type(values) in (list, tuple) and (kinds := set(map(type, values))) <= _NUMBERS:
             items = list(values)
-            if not _may_have_identities(items) and self.take(9 * len(items)):
+            if not _may_have_identities(items, kinds) and self.take(9 * len(items)):
                 return items
         items = items_of(values)
         return [self.encode(value, f"{place}[{i}]", depth + 1) for i, value in enumerate(items)]
@@ -549,11 +549,11 @@ def _count_of(value: Any, kind: type) -> int:
     return int(value.size) if is_object_array(value) else 0
 
 
-def _may_have_identities(items: list[Any]) -> bool:
-    """Whether one of many numbers may be what `id` gave."""
-    if set(map(type, items)) == {int}:
+def _may_have_identities(items: list[Any], kinds: set[type]) -> bool:
+    """Whether one of many numbers may be what `id` gave; `kinds`: their classes."""
+    if kinds == {int}:
         return bool(max(items) >= LEAST_IDENTITY)
-    return any(type(item) is int and item >= LEAST_IDENTITY for item in items)
+    return int in kinds and any(type(item) is int and item >= LEAST_IDENTITY for item in items)
 
 
 def _shapes(model: Any) -> list[Any]:

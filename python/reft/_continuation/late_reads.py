@@ -66,9 +66,8 @@ def late_read(frame: FrameType, optimizers: Iterable[Any] = ()) -> str:
         frame: the innermost one of the script.
         optimizers: all that it has.
     """
-    owned = [_of_optimizer(optimizer) for optimizer in optimizers]
     try:
-        return _Reader(owned).path(frame)
+        return _Reader([_of_optimizer(optimizer) for optimizer in optimizers]).path(frame)
     except Exception:  # code, or an object, that is not understood
         return ""
 
