@@ -129,7 +129,7 @@ class _MomentumRule(Rule):
 
 
 def rule_of(kind: type[Optimizer], group: dict[str, Any]) -> Rule | None:
-    """The rule of a parameter group; None if there is none, and torch has to step.
+    """The rule of a parameter group; None where torch has to step.
 
     Args:
         kind: the optimizer's class.

@@ -1,5 +1,5 @@
 # state: how often `__hash__` of keys has been called, where a class counts it
-# result: more often: a resume fills sets and dicts anew
+# result: more often: a resume fills sets and dicts again
 # reported: no
 import torch
 from toy import begin, end, parts, say, train
