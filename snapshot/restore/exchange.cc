@@ -7,12 +7,6 @@
 
 namespace reft {
 
-namespace {
-
-constexpr size_t kUnderWay = 16;
-
-}  // namespace
-
 void Exchange::postAll(uint64_t bytes, const std::function<void(Message& message)>& post) {
   if (bytes > 0 && transport_ == nullptr) {
     throw Unavailable("parts of the snapshot lie on other nodes, and there is no transport");

@@ -22,6 +22,8 @@ namespace reft {
 
 class Exchange {
  public:
+  static constexpr size_t kUnderWay = 16;  // messages at a time
+
   // Gives, or takes, the bytes of a part from `begin` on. Those of one part are taken in order.
   using Fill = std::function<void(uint64_t begin, std::span<std::byte> bytes)>;
   using Take = std::function<void(uint64_t begin, std::span<const std::byte> bytes)>;

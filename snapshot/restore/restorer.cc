@@ -118,7 +118,7 @@ class LocalCopies {
                                .second;
       work.copies.push_back({at + done, length, buffer.get()});
       staged_bytes_ += length;
-      if (staged_bytes_ >= kStagedPieces * piece_bytes_) {
+      if (staged_bytes_ >= Exchange::kUnderWay * piece_bytes_) {
         finish();
       }
     }
@@ -136,7 +136,6 @@ class LocalCopies {
   }
 
  private:
-  static constexpr uint64_t kStagedPieces = 16;
   struct Work {
     std::vector<SlotSource::Copy> copies;
     std::vector<std::pair<ShardRange, HostBuffer>> staged;
