@@ -10,8 +10,8 @@ cost others through caches and memory. Control steps, whose copy the training th
 one in eight at first and one in CONTROL_EVERY later: a run as short as this one takes none, and
 `accounted` has its part of the time that a copy takes.
 
-    python tests/bench/step_overhead.py [--state-mb 300 1500] [--ranks 2] [--protection none arc aec]
-        [--blocks 8] [--json FILE]
+    python tests/bench/step_overhead.py [--state-mb 300 1500] [--ranks 2] [--protection none arc aec aor]
+        [--sharded] [--blocks 8] [--json FILE]
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -39,10 +40,12 @@ CONTROL_EVERY = 64  # default of REFT_SNAPSHOT_CONTROL_EVERY
 
 
 def copy_threads_sec() -> float:
-    """Processor time of this process's copy threads."""
+    """Processor time of this process's copy threads, and of the one that computes another rank's
+    optimizer a second time (aor)."""
+    computing = {thread.native_id for thread in threading.enumerate() if thread.name == "reft-recompute"}
     spent = 0
     for task in Path("/proc/self/task").iterdir():
-        if (task / "comm").read_text().startswith("reft-copy"):
+        if int(task.name) in computing or (task / "comm").read_text().startswith("reft-copy"):
             spent += int((task / "schedstat").read_text().split()[0])
     return spent * 1e-9
 
@@ -51,6 +54,7 @@ def worker(args: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
     from torch import nn
+    from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.nn.parallel import DistributedDataParallel
 
     torch.set_num_threads(1)
@@ -74,7 +78,10 @@ def worker(args: argparse.Namespace) -> None:
     rows = max(0, args.state * 1_000_000 - have) // (12 * shape["width"])
     model[0] = nn.Embedding(4096 + rows, shape["width"])
     ddp = DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-4, fused=True)
+    if args.sharded:
+        optimizer = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.AdamW, lr=1e-4, fused=True)
+    else:
+        optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-4, fused=True)
     generator = torch.Generator().manual_seed(dist.get_rank())
 
     def step() -> tuple[float, float]:
@@ -155,6 +162,7 @@ def main() -> int:
     parser.add_argument("--state-mb", type=int, nargs="+", default=[300, 1500], choices=sorted(SHAPES))
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--protection", nargs="+", default=["none"], help="values of REFT_SNAPSHOT_PROTECTION")
+    parser.add_argument("--sharded", action="store_true", help="AdamW under a ZeroRedundancyOptimizer, as aor needs")
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--steps", type=int, default=2, help="counted steps in a block")
     parser.add_argument("--state", type=int, help=argparse.SUPPRESS)
@@ -180,6 +188,7 @@ def main() -> int:
                 str(args.blocks),
                 "--steps",
                 str(args.steps),
+                *["--sharded"] * args.sharded,
                 "--out",
                 str(out),
             ]
@@ -189,7 +198,7 @@ def main() -> int:
                 failed += 1
                 continue
             r = json.loads(out.read_text())
-        p = f"{state}mb_" if protection == "none" else f"{state}mb_{protection}_"
+        p = f"{state}mb_" + "sharded_" * args.sharded + f"{protection}_" * (protection != "none")
         for name in ("wall", "cpu"):
             middle, error = report.interval(r[f"{name}_ratio"])
             extra = 100 * (middle - 1)
