@@ -518,11 +518,23 @@ RestoreDecision planRestore(const std::vector<VaultSummary>& vaults, const JobSh
     int world = 0;
     std::tie(std::ignore, world, plan.step, plan.incarnation) = candidate->first;
     plan.shape = shape;
+    if (result.plan && plan.incarnation != result.plan->incarnation) {
+      continue;  // it may be of a line that was left
+    }
     if (const auto reason = tryPlan(candidate->second, by_rank, world, plan)) {
-      result.rejected.push_back("step " + std::to_string(plan.step) + ": " + *reason);
-    } else {
+      if (!result.plan) {
+        result.rejected.push_back("step " + std::to_string(plan.step) + ": " + *reason);
+      }
+    } else if (plan.isResized() || plan.donor.empty()) {
+      if (result.plan) {
+        result.rejected.push_back("step " + std::to_string(result.plan->step) +
+                                  ": the small state of ranks is lost, and step " +
+                                  std::to_string(plan.step) + " has all of it");
+      }
       result.plan = std::move(plan);
       return result;
+    } else if (!result.plan) {
+      result.plan = std::move(plan);  // unless an older step is whole
     }
   }
   return result;

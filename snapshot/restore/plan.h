@@ -9,6 +9,9 @@
 //     diverged: silent data corruption);
 //   - no message was under way between the ranks' program points (intercept/record/cut.h; with a
 //     vault lost, this is not known).
+// Of these, a step that has the small state of every rank comes before a newer one for which that
+// of a replica has to stand in (RestorePlan::donor): the older one resumes bit for bit.
+//
 // Jobs of several numbers of ranks may have left vaults. The steps of the one that ran last come
 // first, whatever their numbers: a job that began anew with more or fewer ranks has left the others
 // behind, and one that went on has later steps.

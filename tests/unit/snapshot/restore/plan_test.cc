@@ -100,6 +100,29 @@ TEST(PlanRestore, NothingSealedMeansNoPlanAndNoComplaint) {
   EXPECT_TRUE(planRestore({{0, 0, {}}, {1, 0, {}}}, {2, 2}).rejected.empty());
 }
 
+// Rank 2's node is lost, and its keeper has no copy of the newest step yet.
+TEST(PlanRestore, AnOlderStepWithTheSmallStateOfEveryRankComesFirst) {
+  std::vector<VaultSummary> vaults = replicas(4, 10, 0);
+  addStep(vaults, replicas(4, 11, 1));
+  vaults[2].node = 3;
+  vaults[2].is_copy = true;
+  std::erase_if(vaults[2].slots, [](const SlotSummary& slot) { return slot.step == 11; });
+  const RestoreDecision result = planRestore(vaults, {4, 1});
+  ASSERT_TRUE(result.plan);
+  EXPECT_EQ(result.plan->step, 10);
+  EXPECT_TRUE(result.plan->donor.empty());
+  ASSERT_EQ(result.rejected.size(), 1u);
+  EXPECT_EQ(result.rejected[0],
+            "step 11: the small state of ranks is lost, and step 10 has all of it");
+  // Where none has it, the newest one.
+  vaults[2].slots.clear();
+  const RestoreDecision newest = planRestore(vaults, {4, 1});
+  ASSERT_TRUE(newest.plan);
+  EXPECT_EQ(newest.plan->step, 11);
+  EXPECT_TRUE(newest.plan->donor.contains(2));
+  EXPECT_TRUE(newest.rejected.empty());
+}
+
 TEST(PlanRestore, SaysThatThereAreFewerRanksThanBefore) {
   for (const auto& vaults :
        {replicas(2, 10, 0), std::vector<VaultSummary>{replicas(2, 10, 0)[0]}}) {
