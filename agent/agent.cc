@@ -346,6 +346,15 @@ void Agent::ended(RankState& rank) {
     return;
   }
   rank.alive = false;
+  if (auto* peer = connections_.find(rank.connection)) {
+    // All that it has said. The stream may not end yet: its children have it, too.
+    while (!peer->gone() && peer->hasBytes() && peer->receive(clock_.nowNs())) {
+      handleFrames(*peer);
+    }
+  }
+  if (rank.pid_is_own) {
+    addExitStatus(rank.ending, exitStatusOf(rank.pidfd, rank.pid));
+  }
   investigation_.rankEnded(rank, clock_.nowNs());
   if (rank.pidfd) {
     ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, rank.pidfd.get(), nullptr);

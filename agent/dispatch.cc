@@ -191,6 +191,7 @@ void Dispatch::fromRank(Connection& peer, RankState& rank, wire::Frame& frame, i
     case wire::Type::kGathered:
       investigation_.gathered(peer, parseGathered(frame.payload), now_ns);
       return;
+    case wire::Type::kLastWords: addLastWords(rank.ending, frame.payload); return;
     case wire::Type::kBye:
       rank.said_bye = true;
       logInfo("agent", "rank ", rank.hello.rank, " ended cleanly");
@@ -425,6 +426,7 @@ void Dispatch::sendNativeStacks() {
 const AgentState& Dispatch::state() {
   const auto& investigation = investigation_.investigation();
   state_.hang_reports = investigation.hangReports();
+  state_.crash_reports = investigation.crashReports();
   state_.op_disagreements = investigation.opDisagreements();
   state_.disagreements = investigation.disagreements();
   state_.connections = connections_.size();

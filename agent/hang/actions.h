@@ -61,17 +61,23 @@ struct AnswerTool {
   uint64_t connection = 0;
   std::string json;
 };
-// Write the report on a hang, then call Investigation::written().
+// Write the report on a hang or a crash, then call Investigation::written().
 struct WriteReport {
   uint64_t incarnation = 0;
   uint64_t speaker = 0;  // connection of the rank whose terminal shows it; 0: none
   bool crash = false;    // the ranks may be gone before they can show it
+  bool ends = false;     // it says how ranks ended
+  bool quiet = false;    // a person ended them: no terminal shows it
   Finding finding;
   HangEvidence evidence;
 };
 // Show this text on the terminal of the rank at this connection.
 struct Show {
   uint64_t connection = 0;
+  std::string text;
+};
+// No rank is left that could show it: write this text where the launcher writes.
+struct ShowAtLauncher {
   std::string text;
 };
 // End the ranks of this incarnation.
@@ -86,6 +92,6 @@ struct Abort {
 using Action =
     std::variant<action::Sample, action::Count, action::AskForStacks, action::ReadOutside,
                  action::Examine, action::AskNodes, action::AnswerNode, action::AnswerTool,
-                 action::WriteReport, action::Show, action::Abort>;
+                 action::WriteReport, action::Show, action::ShowAtLauncher, action::Abort>;
 
 }  // namespace reft::agent

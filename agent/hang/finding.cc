@@ -8,7 +8,10 @@
 namespace reft::agent {
 
 Finding judge(const HangEvidence& evidence) {
-  const Verdict verdict = decide(evidence);
+  return findingOf(evidence, decide(evidence));
+}
+
+Finding findingOf(const HangEvidence& evidence, const Verdict& verdict) {
   Finding finding;
   finding.state = verdict.state;
   finding.confidence = verdict.confidence;

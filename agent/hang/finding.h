@@ -29,5 +29,7 @@ struct Finding {
 };
 
 Finding judge(const HangEvidence& evidence);
+// Of a verdict that is known.
+Finding findingOf(const HangEvidence& evidence, const Verdict& verdict);
 
 }  // namespace reft::agent

@@ -5,6 +5,7 @@
 #include "hang_detect/evidence/oom_kills.h"
 #include "hang_detect/rank/verdict_notice.h"
 #include "hang_detect/report/wrap.h"
+#include "hang_detect/verdict/crash.h"
 #include "intercept/base/clock.h"
 #include "intercept/base/error.h"
 #include "intercept/base/log.h"
@@ -20,6 +21,8 @@ constexpr int64_t kStackWaitNs = 2 * kSecond;
 constexpr int64_t kDeathNs = 2 * kSecond;
 // torchrun checks its processes every 100 ms.
 constexpr int64_t kAfterCrashNs = kSecond / 5;
+// After the first death, if not all ranks have ended by then.
+constexpr int64_t kEndsNs = 3 * kSecond / 2;
 constexpr size_t kMaxChildStacks = 32;   // processes of a rank whose stacks are read
 constexpr size_t kMaxDisagreements = 8;  // reported in an incarnation; later ones are counted
 constexpr int kMoreLooksForSilent = 3;   // after a report without some nodes
@@ -73,6 +76,13 @@ void Investigation::tick(const std::vector<RankLog>& logs, bool traced, int64_t 
 }
 
 void Investigation::advance(int64_t now_ns) {
+  const bool any_lives =
+      std::any_of(facts_.ranks.begin(), facts_.ranks.end(), [this](const auto& entry) {
+        return entry.second.live() && entry.second.incarnation == ends_incarnation_;
+      });
+  if (now_ns >= ends_due_ns_ || !any_lives) {
+    concludeEnds(now_ns);
+  }
   hang_watch_.look(now_ns);  // an answer may come before the first tick after an absence
   std::erase_if(looks_, [this](const Look& look) { return discarded(look); });
   for (auto& look : looks_) {
@@ -170,13 +180,18 @@ void Investigation::checkAbort(bool traced, int64_t now_ns) {
 
 // ---- events
 
-void Investigation::ended(int rank, bool oom, int64_t now_ns) {
+void Investigation::ended(int rank, bool oom, RankEvidence how, int64_t now_ns) {
   ended_ns_[rank] = now_ns;
   const auto known = facts_.ranks.find(rank);
-  if (known == facts_.ranks.end() || known->second.said_bye) {
+  if (known == facts_.ranks.end()) {
     return;
   }
   const auto& facts = known->second;
+  how.gone_ns = now_ns;
+  noteEnd(facts, std::move(how), now_ns);
+  if (facts.said_bye) {
+    return;
+  }
   if (death_due_ns_ == 0 && facts.incarnation != aborted_incarnation_ &&
       facts.incarnation != crash_incarnation_) {
     death_due_ns_ = now_ns + kDeathNs;
@@ -191,6 +206,91 @@ void Investigation::ended(int rank, bool oom, int64_t now_ns) {
                  2) +
         "\n";
     last_words_incarnation_ = facts.incarnation;
+  }
+}
+
+void Investigation::noteEnd(const RankFacts& facts, RankEvidence how, int64_t now_ns) {
+  if (facts.incarnation != ends_incarnation_) {
+    concludeEnds(now_ns);
+    ends_.clear();
+    ends_incarnation_ = facts.incarnation;
+    ends_due_ns_ = 0;
+  }
+  const bool first =
+      !facts.said_bye && std::none_of(ends_.begin(), ends_.end(),
+                                      [](const auto& end) { return !end.second.said_bye; });
+  if (first) {
+    ends_due_ns_ = now_ns + kEndsNs;
+  }
+  ends_[facts.rank] = std::move(how);
+}
+
+// Reports which rank failed first, once an attempt, unless a hang or a disagreement has been
+// reported that explains the ends.
+void Investigation::concludeEnds(int64_t now_ns) {
+  if (ends_due_ns_ == 0) {
+    return;
+  }
+  ends_due_ns_ = 0;
+  if (ends_incarnation_ == crash_incarnation_ || ends_incarnation_ == aborted_incarnation_) {
+    return;
+  }
+  HangEvidence evidence;
+  evidence.job = settings_.job;
+  evidence.node = settings_.node;
+  evidence.world = facts_.world;
+  evidence.nodes = facts_.nodes;
+  evidence.now_ns = now_ns;
+  for (const auto& [number, rank] : facts_.ranks) {
+    if (rank.live() && rank.incarnation == ends_incarnation_) {
+      RankEvidence& lives = evidence.ranks.emplace_back();
+      lives.rank = number;
+      lives.node = settings_.node;
+      lives.pid = rank.pid;
+      lives.alive = true;
+    }
+  }
+  for (const auto& [number, rank] : ends_) {
+    evidence.ranks.push_back(rank);
+  }
+  std::sort(evidence.ranks.begin(), evidence.ranks.end(),
+            [](const RankEvidence& a, const RankEvidence& b) { return a.rank < b.rank; });
+  Verdict verdict = decideCrash(evidence);
+  if (verdict.state != VerdictState::kCrash) {
+    return;
+  }
+  noteRepetition(evidence, verdict);
+  ++crash_reports_;
+  const bool quiet = verdict.outside;
+  add(action::WriteReport{ends_incarnation_, speakerOf(nullptr), true, true, quiet,
+                          findingOf(evidence, verdict), std::move(evidence)});
+}
+
+// The same failure at the same step as in the attempt before: a restart does not help.
+void Investigation::noteRepetition(const HangEvidence& evidence, Verdict& verdict) {
+  std::string failure;
+  for (const Culprit& culprit : verdict.culprits) {
+    failure += std::to_string(culprit.rank) + " " + culprit.reason;
+    const auto rank =
+        std::find_if(evidence.ranks.begin(), evidence.ranks.end(),
+                     [&](const RankEvidence& entry) { return entry.rank == culprit.rank; });
+    if (rank != evidence.ranks.end() && rank->ending.exception) {
+      failure += " " + rank->ending.exception->type;
+    }
+    if (culprit.frame) {
+      failure += " " + culprit.frame->file + ":" + std::to_string(culprit.frame->line);
+    }
+    failure += ", ";
+  }
+  failure += failure.empty() || verdict.outside ? "" : std::to_string(verdict.step);
+  same_failures_ =
+      failure == failure_ && !failure.empty() && !verdict.outside ? same_failures_ + 1 : 1;
+  failure_ = std::move(failure);
+  if (same_failures_ > 1) {
+    verdict.evidence.insert(verdict.evidence.begin(),
+                            "the same failure at the same step for the " +
+                                std::to_string(same_failures_) +
+                                ". time in a row: another start will not help");
   }
 }
 
@@ -439,8 +539,8 @@ void Investigation::conclude(const Look& look, HangEvidence evidence, Finding fi
       crash_incarnation_ = look.incarnation();
     }
     ++hang_reports_;
-    add(action::WriteReport{look.incarnation(), speakerOf(&look), crash, std::move(finding),
-                            std::move(evidence)});
+    add(action::WriteReport{look.incarnation(), speakerOf(&look), crash, false, false,
+                            std::move(finding), std::move(evidence)});
   }
 }
 
@@ -463,12 +563,17 @@ void Investigation::showSlow(const Look& look, const Finding& finding) {
 
 void Investigation::written(const action::WriteReport& report, const std::string& path,
                             bool on_disk, int64_t now_ns) {
-  const auto next =
-      on_disk ? abort_policy_.reported(report.finding, report.incarnation, now_ns) : "";
+  const auto next = on_disk && !report.ends
+                        ? abort_policy_.reported(report.finding, report.incarnation, now_ns)
+                        : "";
   const auto notice = terminalText(report.finding.screen, path + ".txt", next);
-  if (report.speaker != 0) {
+  if (report.quiet) {
+    logInfo("agent", "not shown: the ranks were ended from outside");
+  } else if (report.speaker != 0) {
     speaker_ = report.speaker;
     add(action::Show{report.speaker, notice});
+  } else if (report.ends) {
+    add(action::ShowAtLauncher{notice});
   }
   if (report.crash) {
     last_words_ = notice;

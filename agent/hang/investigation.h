@@ -64,7 +64,8 @@ class Investigation {
   void advance(int64_t now_ns);
 
   // The process of `rank` has ended. `oom`: its cgroup's OOM killer has struck since it came.
-  void ended(int rank, bool oom, int64_t now_ns);
+  // `how`: its examination.
+  void ended(int rank, bool oom, RankEvidence how, int64_t now_ns);
   // The first rank of the node has voted, so its terminal shows what it receives.
   void voted(int rank);
   // A tool asks for a report on these ranks; none: on all.
@@ -87,6 +88,7 @@ class Investigation {
   std::vector<Action> takeActions() { return std::exchange(actions_, {}); }
 
   uint64_t hangReports() const { return hang_reports_; }
+  uint64_t crashReports() const { return crash_reports_; }
   uint64_t opDisagreements() const { return agreement_watch_.count(); }
   // The first ones of the newest incarnation.
   const std::vector<Disagreement>& disagreements() const { return disagreements_; }
@@ -102,6 +104,9 @@ class Investigation {
   void compareOps(const std::vector<RankLog>& logs, int64_t now_ns);
   void watchOtherNodes(int64_t now_ns);
   void checkAbort(bool traced, int64_t now_ns);
+  void noteEnd(const RankFacts& facts, RankEvidence how, int64_t now_ns);
+  void concludeEnds(int64_t now_ns);
+  void noteRepetition(const HangEvidence& evidence, Verdict& verdict);
   uint64_t speakerOf(const Look* look) const;
   template <typename Kind>
   void add(Kind action) {
@@ -131,6 +136,14 @@ class Investigation {
   std::string last_words_;               // reason for the last end, for the next incarnation
   uint64_t last_words_incarnation_ = 0;  // incarnation that ended
   uint64_t hang_reports_ = 0;
+
+  // How ranks of one incarnation ended, until that is reported.
+  std::map<int, RankEvidence> ends_;
+  uint64_t ends_incarnation_ = 0;
+  int64_t ends_due_ns_ = 0;  // time to report; 0: no rank ended without a clean end, or it is done
+  std::string failure_;      // what failed in the last crash, and at which step
+  int same_failures_ = 0;    // how often in a row
+  uint64_t crash_reports_ = 0;
   std::vector<Disagreement> disagreements_;
 };
 

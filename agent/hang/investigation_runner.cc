@@ -4,6 +4,7 @@
 #include <fstream>
 #include <variant>
 
+#include "agent/hang/launcher_terminal.h"
 #include "hang_detect/evidence/evidence_json.h"
 #include "hang_detect/evidence/oom_kills.h"
 #include "hang_detect/evidence/process_state.h"
@@ -74,14 +75,14 @@ void InvestigationRunner::rankJoined(Connection& connection, const RankState& ra
   aborter_.joined(connection, rank.hello.incarnation);
 }
 
-void InvestigationRunner::rankEnded(const RankState& rank, int64_t now_ns) {
+void InvestigationRunner::rankEnded(RankState& rank, int64_t now_ns) {
   const bool oom = rank.oomKillsSince() > 0;
   if (!rank.said_bye) {
     logWarn("agent", "rank ", rank.hello.rank, " pid ", rank.pid, " is gone without a clean end",
             oom ? "; " : "", oom ? kOomKillText : "", "; its vault is kept");
   }
   learn();
-  investigation_.ended(rank.hello.rank, oom, now_ns);
+  investigation_.ended(rank.hello.rank, oom, examine(rank, settings_.node, now_ns), now_ns);
   execute(now_ns);
 }
 
@@ -215,12 +216,22 @@ void InvestigationRunner::execute(const action::WriteReport& action, int64_t now
   // On disk before ranks are ended for it.
   const auto path =
       reports_.write(action.finding.json, action.finding.text, settings_.abort_on_hang, on_disk);
-  logWarn("agent", "hang report written: ", path, ".txt\n", action.finding.screen);
+  logWarn("agent", action.ends ? "crash report written: " : "hang report written: ", path, ".txt\n",
+          action.finding.screen);
   investigation_.written(action, path, on_disk, now_ns);
 }
 
 void InvestigationRunner::execute(const action::Show& action, int64_t) {
   send(action.connection, wire::Type::kVerdict, verdictNoticeJson(action.text));
+}
+
+void InvestigationRunner::execute(const action::ShowAtLauncher& action, int64_t) {
+  for (const auto& [number, rank] : ranks_.all()) {
+    if (rank.launcher && !processEnded(rank.launcher) && rank.launcher_pid > 0) {
+      writeToStderrOf(rank.launcher_pid, rank.launcher, action.text);
+      return;
+    }
+  }
 }
 
 void InvestigationRunner::execute(const action::Abort& action, int64_t now_ns) {

@@ -45,7 +45,7 @@ class InvestigationRunner {
   }
   void rankJoined(Connection& connection, const RankState& rank);
   // The process has ended; `rank` is no longer alive.
-  void rankEnded(const RankState& rank, int64_t now_ns);
+  void rankEnded(RankState& rank, int64_t now_ns);
   // The first rank of the node has voted.
   void rankVoted(const RankState& rank, int64_t now_ns);
   void stackReply(const RankState& rank, std::string payload);
@@ -70,6 +70,7 @@ class InvestigationRunner {
   void execute(const action::AnswerTool& action, int64_t now_ns);
   void execute(const action::WriteReport& action, int64_t now_ns);
   void execute(const action::Show& action, int64_t now_ns);
+  void execute(const action::ShowAtLauncher& action, int64_t now_ns);
   void execute(const action::Abort& action, int64_t now_ns);
   void send(uint64_t connection, wire::Type type, std::string_view payload);
   Connection* carrier();

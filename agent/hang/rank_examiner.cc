@@ -77,6 +77,10 @@ RankEvidence examine(RankState& rank, int node, int64_t now_ns) {
   if (!rank.alive) {
     entry.alive = false;  // the number may be another process's by now
     entry.oom_kills = rank.oomKillsSince();
+    entry.ending = rank.ending;
+    if (rank.ending.fault) {
+      entry.stacks = rank.ending.fault->stacks;
+    }
   }
   return entry;
 }

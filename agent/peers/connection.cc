@@ -1,6 +1,7 @@
 #include "agent/peers/connection.h"
 
 #include <fcntl.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -20,6 +21,11 @@ void Connection::greet(int rank) {
   rank_ = rank;
   process_.pidfd.reset();  // the table of ranks has taken that of a rank; a tool is not watched
   decoder_.limitPayload(rank >= 0 ? wire::kMaxPayload : kLongestOfTool);
+}
+
+bool Connection::hasBytes() const {
+  int bytes = 0;
+  return ::ioctl(socket_.get(), FIONREAD, &bytes) == 0 && bytes > 0;
 }
 
 bool Connection::receive(int64_t now_ns) {

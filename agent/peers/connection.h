@@ -38,6 +38,8 @@ class Connection {
   bool greeted() const { return greeted_; }
   int rank() const { return rank_; }  // -1: a tool, or not greeted yet
 
+  // Whether bytes wait to be read.
+  bool hasBytes() const;
   // Reads once; false at end of stream. Descriptors are taken from ranks alone.
   bool receive(int64_t now_ns);
   std::optional<wire::Frame> next() { return decoder_.next(); }

@@ -5,6 +5,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <fstream>
+#include <string>
+
+#include "hang_detect/evidence/ending.h"
 #include "intercept/base/proc_stat.h"
 
 #ifndef SO_PEERPIDFD
@@ -44,6 +48,22 @@ void PeerProcess::confirm(int64_t started) {
     pid = 0;
     pidfd.reset();
   }
+}
+
+int exitStatusOf(const UniqueFd& pidfd, int pid) {
+  if (!pidfd || pid <= 0 || !processEnded(pidfd)) {
+    return -1;
+  }
+  const int status = reft::exitStatusOf(pid);
+  // Another process may have the number by now: the descriptor's own has "-1" then.
+  std::ifstream info("/proc/self/fdinfo/" + std::to_string(pidfd.get()));
+  for (std::string field; status >= 0 && info >> field;) {
+    int number = -1;
+    if (field == "Pid:" && info >> number && number == pid) {
+      return status;
+    }
+  }
+  return -1;
 }
 
 bool processEnded(const UniqueFd& pidfd) {

@@ -32,5 +32,8 @@ PeerProcess peerOf(int socket, bool exact = true);
 
 // Whether a process has ended.
 bool processEnded(const UniqueFd& pidfd);
+// The exit status, as waitpid() gives it, of a process with this number that has ended; < 0: its
+// parent has waited for it already, or it is unknown for another reason.
+int exitStatusOf(const UniqueFd& pidfd, int pid);
 
 }  // namespace reft::agent

@@ -145,6 +145,8 @@ RankState& RankTable::join(const Hello& hello, PeerProcess& process, uint64_t co
     const int parent = visible > 0 ? parentOf(visible) : 0;
     state.oom_counter = visible > 0 ? oomCounterOf(visible) : "";
     state.oom_kills_before = oomKills(state.oom_counter);
+    state.ending = {};
+    state.launcher_pid = parent;
     state.launcher.reset(parent > 0 ? static_cast<int>(::syscall(SYS_pidfd_open, parent, 0)) : -1);
   }
   state.alive = !ended(state);

@@ -14,6 +14,7 @@
 #include "agent/peers/messages.h"
 #include "agent/peers/peer_process.h"
 #include "agent/peers/vault_files.h"
+#include "hang_detect/evidence/ending.h"
 #include "intercept/base/unique_fd.h"
 #include "snapshot/commit/commit_ledger.h"
 #include "snapshot/vault/identity.h"
@@ -49,11 +50,13 @@ struct RankState {
   UniqueFd pidfd;                 // empty: only the end of the connection shows its end
   bool pid_is_own = false;        // `pid` is of the agent's namespace, and belongs to `pidfd`
   UniqueFd launcher;              // pidfd of the parent process
+  int launcher_pid = 0;           // 0: unknown
   std::string oom_counter;        // of its cgroup, oom_kills.h
   int64_t oom_kills_before = -1;  // when it came
   uint64_t connection = 0;        // 0: none
   bool alive = false;             // the process exists
   bool said_bye = false;
+  Ending ending;  // of its process, as far as it is known
 
   std::vector<Note> notes;  // of the process that is connected now
 

@@ -134,6 +134,7 @@ std::string statusJson(RankTable& ranks, const CommitLedger& ledger, const Agent
                      {"inferred_votes", ledger.counters().inferred},
                      {"inconsistent_cuts", ledger.counters().inconsistent},
                      {"hang_reports", agent.hang_reports},
+                     {"crash_reports", agent.crash_reports},
                      {"op_disagreements", agent.op_disagreements},
                      {"refused_peers", agent.refused_peers},
                      {"connections", agent.connections},
@@ -256,6 +257,7 @@ std::string metricsText(RankTable& ranks, const CommitLedger& ledger, const Agen
          ledger.counters().committed);
   sample("aborts_total", "counter", "Snapshots that some rank dropped.", ledger.counters().aborted);
   sample("hang_reports_total", "counter", "Hang reports written.", agent.hang_reports);
+  sample("crash_reports_total", "counter", "Reports on ranks that failed.", agent.crash_reports);
   sample("op_disagreements_total", "counter",
          "Collectives that ranks of the node called differently.", agent.op_disagreements);
   sample("refused_peers_total", "counter",

@@ -3,7 +3,8 @@
 // Status:
 //   {"job", "node", "agent_pid", "version", "uptime_sec", "world",
 //    "agent": {"committed", "aborted", "repeated_votes", "inferred_votes", "inconsistent_cuts",
-//              "hang_reports", "op_disagreements", "refused_peers", "connections", "ticks"},
+//              "hang_reports", "crash_reports", "op_disagreements", "refused_peers", "connections",
+//              "ticks"},
 //    "disagreements": as in hang reports; of ops, the first of a group,
 //    "mesh": {"port", "keepers", "sources", "connected", "sent_bytes", "taken_bytes", "refused",
 //             "problem", "copies": [rank]} or null,
@@ -38,6 +39,7 @@ struct AgentState {
   std::string job;
   int node = 0;
   uint64_t hang_reports = 0;
+  uint64_t crash_reports = 0;
   uint64_t op_disagreements = 0;
   std::vector<Disagreement> disagreements;  // the first ones of the newest incarnation
   uint64_t refused_peers = 0;

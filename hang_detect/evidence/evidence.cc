@@ -26,6 +26,25 @@ void addError(RankEvidence& rank, const char* what, const std::string& text) noe
 
 }  // namespace
 
+bool endedUncleanly(const RankEvidence& rank) {
+  return !rank.alive && !rank.said_bye && rank.pid > 0;
+}
+
+bool aNewestOpFailed(const RankEvidence& rank) {
+  constexpr ptrdiff_t kNewestOps = 4;
+  const auto end = rank.tail.rbegin() + std::min<ptrdiff_t>(kNewestOps, std::ssize(rank.tail));
+  return std::any_of(rank.tail.rbegin(), end, [](const OpEntry& op) { return op.failed; });
+}
+
+int64_t lastStepOf(const RankEvidence& rank) {
+  for (auto op = rank.tail.rbegin(); op != rank.tail.rend(); ++op) {
+    if (op->kind == OpKind::kStep) {
+      return op->seq;
+    }
+  }
+  return -1;
+}
+
 std::vector<CallingThread> callersOf(const std::vector<OpEntry>& ops) {
   struct Calls {
     uint64_t thread = 0;

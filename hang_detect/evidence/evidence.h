@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "hang_detect/evidence/ending.h"
 #include "hang_detect/evidence/ops.h"
 #include "hang_detect/evidence/process_state.h"
 #include "hang_detect/stacks/stacks.h"
@@ -56,6 +57,7 @@ struct RankEvidence {
   bool said_bye = false;   // the rank ended cleanly
   int64_t gone_ns = 0;     // time at which the agent noticed its end; 0 = alive, or unknown
   int64_t oom_kills = -1;  // OOM kills in its cgroup during the life of a dead rank; < 0 = unknown
+  Ending ending;           // of a dead rank
   int tracer_pid = 0;      // debugger attached to it; 0 = none
   std::string wait_channel;        // kernel function in which its main thread sleeps
   double cpu_share = -1;           // processors kept busy over the last seconds; < 0 = unknown
@@ -92,6 +94,14 @@ struct Standing {
 // The thread of a rank that counts: the first of its callers that runs Python, else its main
 // thread. Ops may also be called by threads of autograd, which run none.
 Standing standingOf(const RankEvidence& rank);
+
+// Whether its process has ended, and not cleanly.
+bool endedUncleanly(const RankEvidence& rank);
+// Whether one of its newest ops failed. A transport reports an error to a rank whose peer is gone:
+// its end is a consequence.
+bool aNewestOpFailed(const RankEvidence& rank);
+// The last step that a rank completed, by its op log; -1: none, or unknown.
+int64_t lastStepOf(const RankEvidence& rank);
 
 // Threads that called `ops` (oldest first), without their states: first who took the newest step,
 // then by number of ops.

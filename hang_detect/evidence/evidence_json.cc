@@ -9,6 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "hang_detect/evidence/json_fields.h"
 #include "hang_detect/evidence/words.h"
 #include "intercept/base/json.h"
 
@@ -16,57 +17,14 @@ namespace reft {
 
 namespace {
 
+using json_fields::each;
+using json_fields::flag;
+using json_fields::number;
+using json_fields::text;
 using nlohmann::json;
 
 constexpr size_t kMaxRanks = 1u << 20;
 constexpr size_t kMaxOps = 1u << 10;  // of a rank, in each of its two lists
-
-template <typename Number>
-Number number(const json& object, const char* key, Number otherwise) {
-  const auto at = object.find(key);
-  if (at == object.end() || !at->is_number()) {
-    return otherwise;
-  }
-  if constexpr (std::is_floating_point_v<Number>) {
-    return at->template get<Number>();
-  } else if (at->is_number_unsigned()) {
-    const auto value = at->template get<uint64_t>();
-    return value <= static_cast<uint64_t>(std::numeric_limits<Number>::max())
-               ? static_cast<Number>(value)
-               : otherwise;
-  } else if (at->is_number_integer()) {
-    const auto value = at->template get<int64_t>();  // negative: others are unsigned
-    return std::is_signed_v<Number> &&
-                   value >= static_cast<int64_t>(std::numeric_limits<Number>::min())
-               ? static_cast<Number>(value)
-               : otherwise;
-  }
-  return otherwise;
-}
-
-std::string text(const json& object, const char* key) {
-  const auto at = object.find(key);
-  return at != object.end() && at->is_string() ? at->get<std::string>() : "";
-}
-
-bool flag(const json& object, const char* key) {
-  const auto at = object.find(key);
-  return at != object.end() && at->is_boolean() && at->get<bool>();
-}
-
-// Calls `body` for each object in the list of this name.
-template <typename Body>
-void each(const json& object, const char* key, Body body) {
-  const auto list = object.find(key);
-  if (list == object.end() || !list->is_array()) {
-    return;
-  }
-  for (const json& entry : *list) {
-    if (entry.is_object()) {
-      body(entry);
-    }
-  }
-}
 
 OpEntry opOf(const json& entry) {
   OpEntry op;
@@ -160,6 +118,9 @@ RankEvidence rankOf(const json& entry) {
   rank.said_bye = flag(entry, "said_bye");
   rank.gone_ns = number<int64_t>(entry, "gone_ns", 0);
   rank.oom_kills = number<int64_t>(entry, "oom_kills", -1);
+  if (const auto ending = entry.find("ending"); ending != entry.end()) {
+    rank.ending = endingOf(*ending);
+  }
   rank.tracer_pid = number<int>(entry, "tracer_pid", 0);
   rank.wait_channel = text(entry, "wait_channel");
   rank.cpu_share = number<double>(entry, "cpu_share", -1);
@@ -320,6 +281,7 @@ json evidenceFields(const RankEvidence& rank) {
           {"said_bye", rank.said_bye},
           {"gone_ns", rank.gone_ns},
           {"oom_kills", rank.oom_kills},
+          {"ending", endingFields(rank.ending)},
           {"tracer_pid", rank.tracer_pid},
           {"wait_channel", rank.wait_channel},
           {"cpu_share", rank.cpu_share},
@@ -385,6 +347,11 @@ std::string evidenceJson(HangEvidence evidence, size_t limit) {
 
 std::optional<HangEvidence> evidenceFromJson(std::string_view given) {
   return evidenceOf(parseJson(given));
+}
+
+bool saysCrash(std::string_view report) {
+  const json fields = parseJson(report);
+  return fields.is_object() && text(fields, "state") == "crash";
 }
 
 std::optional<HangEvidence> evidenceOf(const json& report) {

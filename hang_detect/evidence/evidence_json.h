@@ -29,5 +29,7 @@ std::string evidenceJson(HangEvidence evidence, size_t limit = SIZE_MAX);
 // Reads evidence back, from evidenceJson() or from a whole hang report; nullopt if the text is
 // neither. Absent and damaged fields stay unknown.
 std::optional<HangEvidence> evidenceFromJson(std::string_view text);
+// Whether a report is on a crash (verdict/crash.h), and not on a hang.
+bool saysCrash(std::string_view report);
 
 }  // namespace reft

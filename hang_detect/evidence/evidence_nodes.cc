@@ -40,6 +40,14 @@ void addNode(HangEvidence& evidence, HangEvidence other, int64_t shift_ns, int64
     if (rank.gone_ns > 0) {
       rank.gone_ns = static_cast<int64_t>(shifted(static_cast<uint64_t>(rank.gone_ns), shift_ns));
     }
+    for (int64_t* at :
+         {&rank.ending.left_ns, rank.ending.exception ? &rank.ending.exception->at_ns : nullptr,
+          rank.ending.in_thread ? &rank.ending.in_thread->at_ns : nullptr,
+          rank.ending.fault ? &rank.ending.fault->at_ns : nullptr}) {
+      if (at != nullptr && *at > 0) {
+        *at = static_cast<int64_t>(shifted(static_cast<uint64_t>(*at), shift_ns));
+      }
+    }
     if (rank.heartbeat_age_ns != 0) {
       const uint64_t mark = theirs > rank.heartbeat_age_ns ? theirs - rank.heartbeat_age_ns : 1;
       rank.heartbeat_age_ns = ours > mark ? ours - mark : 1;

@@ -1,6 +1,7 @@
 #include "hang_detect/report/report.h"
 
 #include <algorithm>
+#include <cinttypes>
 #include <cstdio>
 
 #include <nlohmann/json.hpp>
@@ -48,15 +49,6 @@ const char* phaseOf(const OpEntry& op) {
     return "waiting";
   }
   return op.enqueued_ns != 0 ? "enqueued" : "in the call";
-}
-
-int64_t stepOf(const RankEvidence& rank) {
-  for (auto op = rank.tail.rbegin(); op != rank.tail.rend(); ++op) {
-    if (op->kind == OpKind::kStep) {
-      return op->seq;
-    }
-  }
-  return -1;
 }
 
 std::string siteOf(const OpEntry& op, const RankEvidence& rank) {
@@ -124,7 +116,7 @@ json rankJson(const RankEvidence& rank, int64_t now_ns) {
   json native;
   json threads = stacksJson(stacks, native);
   json result = evidenceFields(rank);
-  result["step"] = stepOf(rank);
+  result["step"] = lastStepOf(rank);
   result["heartbeat_age_sec"] = static_cast<double>(rank.heartbeat_age_ns) * 1e-9;
   result["pending"] = std::move(pending);
   result["tail"] = std::move(tail);
@@ -273,6 +265,46 @@ void writeStacks(Page& page, const RankEvidence& rank) {
   }
 }
 
+void writeUncaught(Page& page, const Uncaught& end, const std::string& what) {
+  page.line("  " + what + printable(end.type, 80) + ": " + printable(end.message, 400), 4);
+  for (const std::string& cause : end.causes) {
+    page.line("    before it: " + printable(cause, 200), 6);
+  }
+  ThreadStack thread;
+  thread.frames = end.frames;
+  writeFrames(page, thread, kTextFrames);
+}
+
+// What is known of the end of a dead rank.
+void writeEnding(Page& page, const RankEvidence& rank) {
+  const Ending& ending = rank.ending;
+  if (rank.alive || ending.empty()) {
+    return;
+  }
+  if (ending.signal != 0) {
+    page.line("  ended by " + signalName(ending.signal));
+  } else if (ending.exit_code >= 0) {
+    page.line("  exit code " + std::to_string(ending.exit_code));
+  }
+  if (ending.exception) {
+    writeUncaught(page, *ending.exception, "uncaught, newest call first: ");
+  }
+  if (ending.in_thread) {
+    writeUncaught(page, *ending.in_thread,
+                  "uncaught in " + printable(ending.in_thread->thread, 40) + ": ");
+  }
+  if (ending.fault) {
+    char thread[32], address[32];
+    std::snprintf(thread, sizeof(thread), "0x%016" PRIx64, ending.fault->thread);
+    std::snprintf(address, sizeof(address), "0x%" PRIx64, ending.fault->address);
+    page.line("  " + signalName(ending.fault->signal) + " in thread " + thread +
+              (ending.fault->main ? " (main)" : "") +
+              (ending.fault->sender > 0
+                   ? ", sent by process " + std::to_string(ending.fault->sender)
+                   : std::string(", address ") + address));
+  }
+}
+
 void writeRank(Page& page, const RankEvidence& rank, int64_t now_ns, bool many_nodes) {
   std::string head = "rank " + std::to_string(rank.rank) + ": " + stateOf(rank) + ", pid " +
                      std::to_string(rank.pid);
@@ -285,7 +317,7 @@ void writeRank(Page& page, const RankEvidence& rank, int64_t now_ns, bool many_n
   page.line();
   page.line(head);
   std::string place = ", " + std::to_string(rank.ops_begun) + " ops";
-  if (const int64_t step = stepOf(rank); step >= 0) {
+  if (const int64_t step = lastStepOf(rank); step >= 0) {
     place += ", " + std::to_string(step) + " steps done";
   }
   if (rank.committed_step >= 0) {
@@ -299,6 +331,7 @@ void writeRank(Page& page, const RankEvidence& rank, int64_t now_ns, bool many_n
   if (!rank.error.empty()) {
     page.line("  problem: " + printable(rank.error), 4);
   }
+  writeEnding(page, rank);
   writeOps(page, rank, now_ns);
   writeStacks(page, rank);
   writeChildren(page, rank);
@@ -349,6 +382,9 @@ std::string hangReportJson(const HangEvidence& evidence, const Verdict& verdict)
                  {"disagreements", std::move(disagreements)},
                  {"evidence", verdict.evidence},
                  {"advice", verdict.advice},
+                 {"remedy", remedyName(verdict.remedy)},
+                 {"outside", verdict.outside},
+                 {"step", verdict.step},
                  {"ranks", std::move(ranks)},
                  {"screen", verdictText(evidence, verdict)},
                  {"text", hangReportText(evidence, verdict)}});
@@ -379,8 +415,9 @@ std::string hangReportText(const HangEvidence& evidence, const Verdict& verdict)
     head += " of " + std::to_string(evidence.world);
   }
   head += evidence.world > 1 ? " ranks" : (evidence.ranks.size() == 1 ? " rank" : " ranks");
-  head += evidence.suspect_sec > 0 ? ", no progress for " + words::seconds(evidence.suspect_sec)
-                                   : ", on request (the job may be healthy)";
+  head += verdict.state == VerdictState::kCrash ? ", of which some ended without a clean end"
+          : evidence.suspect_sec > 0 ? ", no progress for " + words::seconds(evidence.suspect_sec)
+                                     : ", on request (the job may be healthy)";
   page.line(head);
   page.line();
   page.lines(verdictText(evidence, verdict));

@@ -33,6 +33,7 @@ std::string verdictText(const HangEvidence& evidence, const Verdict& verdict) {
   std::string head = "reft: job " + printable(evidence.job, 40) + ": " +
                      (crash ? "crash" : stateName(verdict.state)) + ", " + verdict.what + " (" +
                      confidenceName(verdict.confidence) + ")";
+  const bool ends = verdict.state == VerdictState::kCrash;
   if (verdict.waited_sec > kShortestReportedSec) {
     head += ", no progress for " + words::seconds(verdict.waited_sec);
   }
@@ -45,8 +46,11 @@ std::string verdictText(const HangEvidence& evidence, const Verdict& verdict) {
         2, 2);
   }
   for (size_t i = 0; i < list.size() && i < 4; ++i) {
-    add((named ? "culprit: " : "undecidable, one of: ") + list[i].text +
-            (list[i].host.empty() ? "" : ", on " + printable(list[i].host, 40)),
+    add((ends && named ? "failed first: "
+         : ends        ? "ended: "
+         : named       ? "culprit: "
+                       : "undecidable, one of: ") +
+            list[i].text + (list[i].host.empty() ? "" : ", on " + printable(list[i].host, 40)),
         4, 3);
   }
   if (list.size() > 4) {
@@ -58,13 +62,17 @@ std::string verdictText(const HangEvidence& evidence, const Verdict& verdict) {
     add("in all: " + words::rankList(ranks), 4, 2);
   }
   if (!verdict.victims.empty()) {
-    add("waiting: " + words::rankList(verdict.victims), 4, 2);
+    add((ends ? "ended in consequence: " : "waiting: ") + words::rankList(verdict.victims), 4, 2);
   }
-  for (size_t i = 0; i < verdict.evidence.size() && lines.size() + 3 < kLines - 1; ++i) {
+  const size_t after = verdict.remedy == Remedy::kNone ? 3 : 4;  // lines of what follows
+  for (size_t i = 0; i < verdict.evidence.size() && lines.size() + after < kLines - 1; ++i) {
     const std::string& sentence = verdict.evidence[i];
     // The sides of a disagreement have a line each.
     const auto more = static_cast<size_t>(std::count(sentence.begin(), sentence.end(), '\n'));
-    add("- " + sentence, 4, std::min(kSentenceLines + more, kLines - 2 - lines.size()));
+    add("- " + sentence, 4, std::min(kSentenceLines + more, kLines + 1 - after - lines.size()));
+  }
+  if (verdict.remedy != Remedy::kNone) {
+    add(std::string("class: ") + remedyName(verdict.remedy), 4, 1);
   }
   add("next: " + verdict.advice, 4, 2);
   std::string text;

@@ -25,17 +25,6 @@ namespace {
 constexpr int64_t kTogetherNs = 20'000'000;
 constexpr double kAskedSec = 10;       // time without progress to report if none is configured
 constexpr double kHardCapFactor = 10;  // after that many times the configured time nothing excuses
-constexpr ptrdiff_t kNewestOps = 4;
-
-bool endedUncleanly(const RankEvidence& rank) {
-  return !rank.alive && !rank.said_bye && rank.pid > 0;
-}
-
-// A transport reports an error to a rank whose peer is gone: its end is a consequence.
-bool aNewestOpFailed(const RankEvidence& rank) {
-  const auto end = rank.tail.rbegin() + std::min<ptrdiff_t>(kNewestOps, std::ssize(rank.tail));
-  return std::any_of(rank.tail.rbegin(), end, [](const OpEntry& op) { return op.failed; });
-}
 
 // The ranks that ended first, uncleanly and not because of a failed op. `doubt_ns`: error of the
 // times against each other.
@@ -549,13 +538,29 @@ Verdict decide(const HangEvidence& evidence) {
 }
 
 const char* stateName(VerdictState state) {
-  return state == VerdictState::kHang ? "hang" : state == VerdictState::kSlow ? "slow" : "healthy";
+  switch (state) {
+    case VerdictState::kHealthy: return "healthy";
+    case VerdictState::kSlow: return "slow";
+    case VerdictState::kHang: return "hang";
+    case VerdictState::kCrash: return "crash";
+  }
+  return "healthy";
 }
 
 const char* confidenceName(Confidence confidence) {
   return confidence == Confidence::kCertain  ? "certain"
          : confidence == Confidence::kLikely ? "likely"
                                              : "undecidable";
+}
+
+const char* remedyName(Remedy remedy) {
+  switch (remedy) {
+    case Remedy::kNone: return "none";
+    case Remedy::kRetry: return "retry";
+    case Remedy::kExcludeNode: return "exclude node";
+    case Remedy::kFixProgram: return "fix the program";
+  }
+  return "none";
 }
 
 }  // namespace reft

@@ -24,7 +24,11 @@ enum class VerdictState : uint8_t {
   kHealthy,  // no rank waits, or not for long enough to matter
   kSlow,     // some rank holds up others, but the job makes progress or probably will
   kHang,
+  kCrash,  // ranks have ended (crash.h)
 };
+
+// What ends of ranks ask for.
+enum class Remedy : uint8_t { kNone, kRetry, kExcludeNode, kFixProgram };
 
 enum class Confidence : uint8_t { kCertain, kLikely, kUndecidable };
 
@@ -35,7 +39,7 @@ struct Verdict {
   Confidence confidence = Confidence::kUndecidable;
   std::vector<Culprit> culprits;    // exactly the ranks named; empty if undecidable
   std::vector<Culprit> candidates;  // if undecidable: the ranks among which the culprits are
-  std::vector<int> victims;         // other ranks that wait
+  std::vector<int> victims;         // other ranks that wait; of a crash: that ended in consequence
   std::string group, op;            // op in which most ranks wait
   uint32_t seq = 0;
   bool at_work = false;  // some awaited rank seems to be at work: slow, until that takes too long
@@ -44,11 +48,15 @@ struct Verdict {
   std::vector<Disagreement> disagreements;
   std::vector<std::string> evidence;  // sentences
   std::string advice;                 // next step for the user
+  Remedy remedy = Remedy::kNone;      // of a crash
+  bool outside = false;               // of a crash: a person or a program ended the ranks
+  int64_t step = -1;                  // of a crash: the last one that the first to fail completed
 };
 
 Verdict decide(const HangEvidence& evidence);
 
 const char* stateName(VerdictState state);
 const char* confidenceName(Confidence confidence);
+const char* remedyName(Remedy remedy);  // "retry", "exclude node", "fix the program", "none"
 
 }  // namespace reft

@@ -139,6 +139,10 @@ namespace reft {
     "Search for a hang if no rank makes progress for this long while a collective or message is " \
     "open, and write a report if it is one. If the missing rank may have a good reason to be " \
     "late, the report waits for ten times as long (docs/hang.md).") \
+  X(crash_verdict, "REFT_CRASH_VERDICT", kFlag, "1", "0|1", \
+    "Whether a rank tells its agent how it ends, so that a verdict names the rank that failed " \
+    "first (docs/crash.md). 0: no handlers of exceptions and faults, and torchrun's error file is " \
+    "not written.") \
   X(hang_action, "REFT_HANG_ACTION", kChoice, "report", "report|abort", \
     "What reft does after the report of a hang. report: nothing. abort: ends the ranks, so " \
     "that the launcher restarts them and they resume; needs a launcher with restarts " \

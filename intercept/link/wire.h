@@ -60,6 +60,7 @@ enum class Type : uint16_t {
   kStacksRequest = 54,
   kStacks = 55,
   kBye = 60,
+  kLastWords = 61,
   kMeshOpen = 70,
   kMeshAt = 71,
   kMeshKeep = 72,

@@ -5,6 +5,8 @@
 
 #include <cstdlib>
 
+#include "hang_detect/rank/last_words.h"
+#include "intercept/base/clock.h"
 #include "intercept/base/env.h"
 #include "intercept/base/error.h"
 #include "intercept/base/fault.h"
@@ -72,11 +74,16 @@ struct Leaving {
 
 void sayBye(int status, void* argument) {
   const auto* leaving = static_cast<const Leaving*>(argument);
-  if (status != 0 || leaving->process != ::getpid() || !leaving->connection) {
+  if (leaving->process != ::getpid() || !leaving->connection) {
     return;
   }
   try {
-    wire::sendFrame(leaving->connection.get(), wire::Type::kBye, "{}");
+    if (status == 0) {
+      wire::sendFrame(leaving->connection.get(), wire::Type::kBye, "{}");
+    } else {
+      wire::sendFrame(leaving->connection.get(), wire::Type::kLastWords,
+                      exitWords(status, SteadyClock::instance().nowNs()));
+    }
   } catch (const Error&) {
     // The agent is gone, and nothing else waits for this message.
   }

@@ -13,6 +13,7 @@
 #include "c10d_backend/call_site.h"
 #include "c10d_backend/live_backends.h"
 #include "hang_detect/evidence/evidence_json.h"
+#include "hang_detect/rank/last_words.h"
 #include "hang_detect/rank/stack_reply.h"
 #include "hang_detect/rank/verdict_notice.h"
 #include "hang_detect/report/report.h"
@@ -20,9 +21,12 @@
 #include "hang_detect/stacks/remote_stack.h"
 #include "hang_detect/stacks/stack_dump.h"
 #include "hang_detect/stacks/stacks.h"
+#include "hang_detect/verdict/crash.h"
 #include "hang_detect/verdict/verdict.h"
+#include "intercept/base/clock.h"
 #include "intercept/base/error.h"
 #include "intercept/base/unique_fd.h"
+#include "intercept/record/op_log.h"
 
 namespace py = pybind11;
 
@@ -162,6 +166,20 @@ void bindHang(py::module_& module) {
       "Lets the agent print its verdict on standard error, and end this process if that is its "
       "action.");
   module.def(
+      "install_fault_words",
+      [](const std::shared_ptr<AgentClient>& client) { installFaultWords(client, &printStacks); },
+      py::arg("client"),
+      "Lets faults of native code tell the agent where Python stood. Call on the main thread.");
+  module.def(
+      "an_op_failed",
+      [] {
+        RankEvidence own;
+        addOpLog(own, processOpLog().area(), processOpLog().areaBytes(),
+                 SteadyClock::instance().nowNs());
+        return aNewestOpFailed(own);
+      },
+      "Whether one of the newest ops of this process failed.");
+  module.def(
       "dump_stacks",
       [](int64_t timeout_ms) {
         StackDump dump;
@@ -235,12 +253,13 @@ void bindHang(py::module_& module) {
           if (!evidence) {
             throw Corruption("not a hang report of version " + std::to_string(kVerdictVersion));
           }
-          result = hangReportJson(*evidence, decide(*evidence));
+          const bool crash = saysCrash(report);
+          result = hangReportJson(*evidence, crash ? decideCrash(*evidence) : decide(*evidence));
         }
         return py::bytes(result);
       },
       py::arg("report"),
-      "Recomputes a hang report (JSON) from the evidence in `report` (JSON). Raises Corruption if "
+      "Recomputes a report on a hang or a crash (JSON) from its evidence. Raises Corruption if "
       "`report` is not a hang report of this version.");
 }
 

@@ -1,7 +1,7 @@
-// The verdict engine on hostile evidence, as `reft replay` may be given it. If the bytes are JSON,
-// they are read as a report; anyhow they also become small op logs of up to 8 ranks, which reach
-// deeper into the wait-for graph. Whatever they say, the verdict is the same when its own report is
-// replayed, and it names nobody if it is undecidable.
+// The verdicts on hangs and on crashes, on hostile evidence, as `reft replay` may be given it. If
+// the bytes are JSON, they are read as a report; anyhow they also become small op logs of up to 8
+// ranks, which reach deeper into the wait-for graph. Whatever they say, the verdict is the same
+// when its own report is replayed, and it names nobody if it is undecidable.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -11,17 +11,18 @@
 #include "hang_detect/evidence/evidence_json.h"
 #include "hang_detect/report/report.h"
 #include "hang_detect/report/verdict_text.h"
+#include "hang_detect/verdict/crash.h"
 #include "hang_detect/verdict/verdict.h"
 
 namespace {
 
-void check(const reft::HangEvidence& evidence) {
-  const reft::Verdict verdict = reft::decide(evidence);
+void check(const reft::HangEvidence& evidence, reft::Verdict (*decide)(const reft::HangEvidence&)) {
+  const reft::Verdict verdict = decide(evidence);
   const bool undecidable = verdict.confidence == reft::Confidence::kUndecidable;
   const std::string report = reft::hangReportJson(evidence, verdict);
   const auto again = reft::evidenceFromJson(report);
   if ((undecidable && !verdict.culprits.empty()) || (!undecidable && !verdict.candidates.empty()) ||
-      !again || reft::decide(*again).what != verdict.what ||
+      !again || decide(*again).what != verdict.what ||
       reft::verdictText(evidence, verdict).empty()) {
     std::abort();
   }
@@ -31,7 +32,8 @@ void check(const reft::HangEvidence& evidence) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
   if (const auto evidence = reft::evidenceFromJson({reinterpret_cast<const char*>(data), bytes})) {
-    check(*evidence);
+    check(*evidence, &reft::decide);
+    check(*evidence, &reft::decideCrash);
   }
   reft::HangEvidence evidence;
   evidence.now_ns = 100'000'000'000;
@@ -57,6 +59,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
       rank.said_bye = (data[i + 1] & 2) != 0;
       rank.proc_state = (data[i + 1] & 4) != 0 ? "T" : "S";
       rank.gone_ns = data[i + 2];
+      if ((data[i + 1] & 8) != 0) {
+        rank.ending.exit_code = data[i + 1] >> 4;
+      } else if ((data[i + 1] & 16) != 0) {
+        rank.ending.signal = data[i + 1] >> 5;
+      }
       continue;
     }
     reft::OpEntry op;
@@ -72,6 +79,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
     rank.tail.push_back(op);
     ++rank.ops_begun;
   }
-  check(evidence);
+  check(evidence, &reft::decide);
+  check(evidence, &reft::decideCrash);
   return 0;
 }

@@ -113,8 +113,29 @@ class InvestigationTest : public ::testing::Test {
     facts.ranks[rank].alive = false;
     facts.ranks[rank].connection = 0;
     know();
-    investigation->ended(rank, false, clock.now_ns);
+    investigation->ended(rank, false, examined(rank), clock.now_ns);
     execute();
+    step();
+  }
+
+  // Of exit code 1, after an exception of a class; "": it says that its peer is gone.
+  void fail(int rank, const std::string& type) {
+    Ending& ending = endings[rank];
+    ending.exit_code = 1;
+    ending.exception.emplace();
+    ending.exception->type = type.empty() ? "RuntimeError" : type;
+    ending.exception->message = type.empty() ? "Connection closed by peer" : "bad";
+    ending.exception->at_ns = clock.now_ns;
+    end(rank);
+  }
+
+  // The launcher has started all ranks again.
+  void restart() {
+    ++facts.incarnation;
+    for (auto& [rank, known] : facts.ranks) {
+      known = {rank, 100 + rank, connectionOf(rank), facts.incarnation, true, false};
+      endings[rank] = {};
+    }
     step();
   }
 
@@ -151,16 +172,21 @@ class InvestigationTest : public ::testing::Test {
       investigation->readOutside(action.look, pid, {"", "3.11", ""});
     }
   }
+  RankEvidence examined(int rank) {
+    RankEvidence entry;
+    entry.rank = rank;
+    entry.pid = 100 + rank;
+    entry.alive = facts.ranks[rank].alive;
+    entry.said_bye = facts.ranks[rank].said_bye;
+    entry.proc_state = entry.alive ? (rank == 1 && stopped ? "T" : "S") : "";
+    entry.ending = endings[rank];
+    addOpLog(entry, logs[rank]->area(), logs[rank]->areaBytes(), clock.now_ns);
+    return entry;
+  }
   void execute(const action::Examine& action) {
     std::vector<RankEvidence> evidence;
     for (const int rank : action.ranks) {
-      RankEvidence entry;
-      entry.rank = rank;
-      entry.pid = 100 + rank;
-      entry.alive = facts.ranks[rank].alive;
-      entry.proc_state = entry.alive ? (rank == 1 && stopped ? "T" : "S") : "";
-      addOpLog(entry, logs[rank]->area(), logs[rank]->areaBytes(), clock.now_ns);
-      evidence.push_back(std::move(entry));
+      evidence.push_back(examined(rank));
     }
     ++examinations;
     investigation->examined(action.look, std::move(evidence), clock.now_ns);
@@ -182,6 +208,7 @@ class InvestigationTest : public ::testing::Test {
     investigation->written(action, "/report", true, clock.now_ns);
   }
   void execute(const action::Show& action) { shown.push_back(action); }
+  void execute(const action::ShowAtLauncher& action) { at_launcher.push_back(action.text); }
   void execute(const action::Abort& action) { aborts.push_back(action); }
 
   static constexpr uint64_t kRun = 7;
@@ -189,6 +216,7 @@ class InvestigationTest : public ::testing::Test {
   std::unique_ptr<Investigation> investigation;
   NodeFacts facts;
   std::map<int, std::unique_ptr<OpLog>> logs;
+  std::map<int, Ending> endings;
   std::map<int, uint32_t> seq;
   bool answer_stacks = true, stopped = true, traced = false, busy = false;
   uint64_t carrier = 1;
@@ -201,6 +229,7 @@ class InvestigationTest : public ::testing::Test {
   std::vector<action::WriteReport> reports;
   std::vector<action::Show> shown;
   std::vector<action::Abort> aborts;
+  std::vector<std::string> at_launcher;
 };
 
 TEST_F(InvestigationTest, ReportsAHangOnceAnEpisode) {
@@ -329,7 +358,7 @@ TEST_F(InvestigationTest, ShowsTheNextIncarnationWhyTheLastOneEnded) {
   know();
   facts.ranks[1].alive = false;
   know();
-  investigation->ended(1, true, clock.now_ns);
+  investigation->ended(1, true, examined(1), clock.now_ns);
   execute();
   investigation->voted(0);  // of the same incarnation
   execute();
@@ -432,6 +461,85 @@ TEST_F(InvestigationTest, AnswersToolsUpToALimit) {
   EXPECT_EQ(tool_answers[0].connection, 50U);
   EXPECT_THAT(tool_answers[0].json, HasSubstr("\"rank\""));
   EXPECT_THAT(reports, IsEmpty());
+}
+
+// ---- ends
+
+TEST_F(InvestigationTest, NamesTheRankThatFailedFirstOnceAllHaveEnded) {
+  fail(1, "ValueError");
+  EXPECT_THAT(reports, IsEmpty());
+  clock.now_ns += kTick;
+  fail(0, "");
+  ASSERT_EQ(reports.size(), 1U);
+  EXPECT_TRUE(reports[0].ends);
+  EXPECT_EQ(reports[0].finding.state, VerdictState::kCrash);
+  EXPECT_THAT(reports[0].finding.summary, HasSubstr("exception 1"));
+  ASSERT_EQ(at_launcher.size(), 1U);  // no rank is left
+  EXPECT_THAT(at_launcher[0], HasSubstr("failed first: rank 1 raised ValueError"));
+  EXPECT_EQ(investigation->crashReports(), 1U);
+  EXPECT_EQ(investigation->hangReports(), 0U);
+}
+
+TEST_F(InvestigationTest, DoesNotWaitForRanksThatDoNotEnd) {
+  fail(1, "ValueError");
+  pass(1);
+  EXPECT_THAT(reports, IsEmpty());
+  pass(0.5);
+  ASSERT_EQ(reports.size(), 1U);
+  EXPECT_TRUE(reports[0].ends);
+  EXPECT_THAT(at_launcher, IsEmpty());
+  ASSERT_EQ(shown.size(), 1U);
+  EXPECT_EQ(shown[0].connection, connectionOf(0));
+}
+
+TEST_F(InvestigationTest, TellsTheNextAttemptWhyTheOneBeforeEnded) {
+  fail(1, "ValueError");
+  fail(0, "");
+  restart();
+  know();
+  investigation->voted(0);
+  execute();
+  ASSERT_EQ(shown.size(), 1U);
+  EXPECT_THAT(shown[0].text, HasSubstr("why the previous ranks ended:"));
+  EXPECT_THAT(shown[0].text, HasSubstr("rank 1 raised ValueError"));
+}
+
+TEST_F(InvestigationTest, AnAttemptThatBeginsAtOnceDoesNotHideTheEndOfTheOneBefore) {
+  fail(1, "ValueError");
+  restart();  // the end of rank 0 was never noticed
+  ASSERT_EQ(reports.size(), 1U);
+  EXPECT_EQ(reports[0].incarnation, kRun);
+}
+
+TEST_F(InvestigationTest, SaysThatTheSameFailureComesAgainAtTheSameStep) {
+  for (int attempt = 1; attempt <= 3; ++attempt) {
+    fail(1, attempt < 3 ? "ValueError" : "KeyError");
+    fail(0, "");
+    ASSERT_EQ(reports.size(), static_cast<size_t>(attempt));
+    const bool again = reports.back().finding.screen.find("another start") != std::string::npos;
+    EXPECT_EQ(again, attempt == 2) << reports.back().finding.screen;
+    restart();
+  }
+}
+
+TEST_F(InvestigationTest, AJobThatEndsCleanlyHasNoCrash) {
+  for (const int rank : {0, 1}) {
+    facts.ranks[rank].said_bye = true;
+    end(rank);
+  }
+  pass(3);
+  EXPECT_THAT(reports, IsEmpty());
+  EXPECT_THAT(at_launcher, IsEmpty());
+}
+
+TEST_F(InvestigationTest, ShowsNothingWhenAPersonEndsTheJob) {
+  for (const int rank : {0, 1}) {
+    fail(rank, "KeyboardInterrupt");
+  }
+  ASSERT_EQ(reports.size(), 1U);
+  EXPECT_TRUE(reports[0].quiet);
+  EXPECT_THAT(at_launcher, IsEmpty());
+  EXPECT_THAT(shown, IsEmpty());
 }
 
 }  // namespace investigation_test

@@ -106,7 +106,7 @@ void SimulatedNode::tick() {
       const auto& log = readers.emplace_back(ranks_->log(r));
       logs.push_back({r, &log, true});
     } else if (ended_.insert(r).second) {
-      investigation_.ended(r, false, clock_.now_ns);
+      investigation_.ended(r, false, ranks_->evidence(r), clock_.now_ns);
       execute();
     }
   }
@@ -176,7 +176,9 @@ void SimulatedNode::execute(const action::Examine& action) {
 }
 
 void SimulatedNode::execute(const action::WriteReport& action) {
-  hangs_.push_back({clock_.now_ns, action.evidence, decide(action.evidence)});
+  if (!action.ends) {
+    hangs_.push_back({clock_.now_ns, action.evidence, decide(action.evidence)});
+  }
   investigation_.written(action, "/soak", true, clock_.now_ns);
 }
 

@@ -64,6 +64,7 @@ class SimulatedNode {
   void execute(const action::AnswerNode&) {}
   void execute(const action::AnswerTool&) {}
   void execute(const action::Show&) {}
+  void execute(const action::ShowAtLauncher&) {}
   void execute(const action::Abort&) {}
   int64_t soon();
 

@@ -1,0 +1,80 @@
+// How the process of a rank ended: what it said itself before (its last words), and its exit status
+// as the kernel has it.
+//
+// The last words are JSON of at most kMostLastWords bytes: {"kind": "exception" | "thread" |
+// "signal" | "exit", …}. `exception`: nothing caught it, so Python ends; `thread`: nothing caught
+// it in a thread, which ended; `signal`: a fault of native code; `exit`: the exit status was not 0.
+//
+// Threads: values; the functions are re-entrant. Errors: addLastWords() throws InvalidArgument for
+// what is no last words; else none.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "hang_detect/stacks/stacks.h"
+
+namespace reft {
+
+constexpr size_t kMostLastWords = 1u << 20;
+
+// An exception that nothing caught.
+struct Uncaught {
+  std::string type;                // "ValueError"; with its module unless that is builtins
+  std::string message;             // cut
+  std::string thread;              // "" = the main thread
+  std::vector<StackFrame> frames;  // newest call first
+  // "OSError: [Errno 28] No space left on device": what it was raised from or while handling.
+  std::vector<std::string> causes;
+  int error_number = 0;  // errno of an OSError; 0 = none
+  int64_t at_ns = 0;     // CLOCK_MONOTONIC
+};
+
+// A signal that faults of native code raise.
+struct FatalSignal {
+  int signal = 0;
+  int code = 0;            // si_code
+  uint64_t address = 0;    // that could not be accessed
+  int sender = 0;          // process that sent it; 0 = none
+  uint64_t thread = 0;     // pthread_self() of the thread, as stacks name it
+  bool main = false;       // it is the main thread
+  ProcessStacks stacks{};  // Python's, of all threads
+  int64_t at_ns = 0;
+};
+
+struct Ending {
+  int exit_code = -1;   // < 0 = unknown, or a signal ended it
+  int signal = 0;       // that ended it; 0 = none, or unknown
+  int64_t left_ns = 0;  // when it began to leave with an exit code that is not 0
+  std::optional<Uncaught> exception;
+  std::optional<Uncaught> in_thread;  // the newest
+  std::optional<FatalSignal> fault;
+
+  // Nothing is known of it.
+  bool empty() const { return exit_code < 0 && signal == 0 && !exception && !in_thread && !fault; }
+  // When it failed, before it ended; 0 = unknown.
+  int64_t failedNs() const;
+};
+
+// Adds what a rank says of its end.
+void addLastWords(Ending& ending, std::string_view payload);
+// Adds the exit status of a process, as waitpid() gives it.
+void addExitStatus(Ending& ending, int status);
+// The exit status of a process that has ended and that its parent has not waited for yet; < 0:
+// unknown.
+int exitStatusOf(int pid) noexcept;
+
+// "SIGSEGV"; "signal 64" without a name.
+std::string signalName(int signal);
+
+nlohmann::json endingFields(const Ending& ending);
+// Damaged fields stay unknown.
+Ending endingOf(const nlohmann::json& fields);
+
+}  // namespace reft

@@ -1,0 +1,37 @@
+// What a rank says to its agent before it ends (kLastWords, hang_detect/evidence/ending.h).
+//
+// A fault of native code (SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT) stops the thread in a handler
+// while a thread of its own reads the Python stacks of all threads and sends them. That takes
+// 1.5 s at most. Then the signal has its old effect: the handler that was there before, a core
+// dump, the same exit status. A handler is installed only where there is none, or one of Python's
+// (faulthandler); a forked child has its own end. torchrun's error file (TORCHELASTIC_ERROR_FILE)
+// gets the signal and the stacks, too, unless there is one.
+//
+// Threads: installFaultWords() on the main thread; `reft-last-words` sends. The handler calls only
+//          what may be called in one.
+// Errors:  none: what cannot be sent is lost, and the agent has the exit status alone.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "hang_detect/evidence/ending.h"
+#include "hang_detect/stacks/stack_dump.h"
+#include "intercept/link/agent_client.h"
+
+namespace reft {
+
+// {"kind": "exit", "code", "at_ns"}: the process leaves with this exit status.
+std::string exitWords(int code, int64_t now_ns);
+// {"kind": "signal", …}: addLastWords() reads it.
+std::string faultWords(const FatalSignal& fault);
+
+// The content of torchrun's error file; `seconds`: since 1970.
+std::string errorFileOf(const FatalSignal& fault, int64_t seconds);
+
+// Registers the handlers. A later call replaces the client.
+void installFaultWords(const std::shared_ptr<AgentClient>& client, StackPrinter printer);
+
+}  // namespace reft
