@@ -305,6 +305,7 @@ class FakeNative:
             _C, "install_stack_replies", lambda client, rank: self.replies.append(client)
         )
         monkeypatch.setattr(_C, "install_verdict_notices", lambda client: None)
+        monkeypatch.setattr(_C, "install_fault_words", lambda client: None)
         return self
 
 

@@ -290,7 +290,7 @@ def _graph_svg(report: dict[str, Any], bad: set[int]) -> str:
 def _head(report: dict[str, Any]) -> str:
     state, sure = report["state"], report["confidence"]
     out = [
-        f'<h1>{_text(report["job"])}: {_text(state)} <span class="badge {"hang" if state == "hang" else ""}">'
+        f'<h1>{_text(report["job"])}: {_text(state)} <span class="badge {"hang" if state in ("hang", "crash") else ""}">'
         f'{_text(report["class"])}</span> <span class="badge">{_text(sure)}</span></h1>'
     ]
     facts = [f"{len(report['ranks'])} of {report['world']} ranks, node {report['node']}"]
@@ -314,9 +314,12 @@ def _head(report: dict[str, Any]) -> str:
         out.append('<div class="card"><p>The evidence names no rank.</p></div>')
     out.append('<div class="card">')
     if report["victims"]:
+        they = "followed" if state == "crash" else "waiting"
         out.append(
-            f'<p><span class="key">waiting</span>{_text(_voice.ranks(report["victims"]))}</p>'
+            f'<p><span class="key">{they}</span>{_text(_voice.ranks(report["victims"]))}</p>'
         )
+    if report.get("remedy", "none") != "none":
+        out.append(f'<p><span class="key">class</span>{_text(report["remedy"])}</p>')
     out.append(f'<p><span class="key">next</span><b>{_text(report["advice"])}</b></p></div>')
     sentences = [*report["evidence"], *(found["text"] for found in report["disagreements"])]
     if sentences:

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from reft import _C, _continuation, _voice
 from reft._continuation import module_tree
 from reft._link import agreement, folders, hang_replies, host_memory, job_identity, vault_place
+from reft._link.last_words import LastWords
 from reft._link.mesh import Copies
 from reft._link.trusted_store import TrustedStore
 from reft._session import drill, notes, resumption, startup
@@ -73,8 +74,7 @@ class Session:
         self.client: _C.AgentClient | None = None
         self.engine: _C.Rank | None = None
         self.planner: Planner | None = None
-        self._store = store
-        self._exact = env["resume"] == "exact"
+        self._store, self._exact = store, env["resume"] == "exact"
         self._snapshots = bool(env["snapshot"])  # off for good after an error that will not go away
         self._small_state = SmallState(
             number, self._exact, int(env["resume_frame_bytes"]), self.failed
@@ -90,6 +90,7 @@ class Session:
         self._comparing: VerifiedResume | None = None  # until the first step after the resume
         self._at_end = ""  # what is known about the resume of this attempt
         self._evidence: _C.EvidenceExchange | None = None
+        self._last_words: LastWords | None = None
         self._numbered = False  # whether a compiled step has had the optimizers numbered
         self._streams_known = False  # whether the engine has seen on which streams optimizers step
         self._crossing_graph: str | None = None
@@ -219,6 +220,7 @@ class Session:
         assert self.client is not None
         try:
             hang_replies.install(self.client, job.rank)
+            self._last_words = LastWords(self.client) if self.env["crash_verdict"] else None
         except Exception as error:
             self.failed("stack dumps", error)
         if job.nodes > 1 and job.local_rank < _C.evidence_carriers:
@@ -531,6 +533,8 @@ class Session:
         Args:
             at_exit: the process ends; the agent learns whether it ends cleanly.
         """
+        if self._last_words is not None:
+            self._last_words.leave(at_exit)
         at_end = [self._at_end]
         if self._boundary is not None and self._snapshots and self._has_no_point():
             at_end.append(self._boundary.why_no_point())
