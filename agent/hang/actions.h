@@ -76,9 +76,12 @@ struct Show {
   uint64_t connection = 0;
   std::string text;
 };
-// No rank is left that could show it: write this text where the launcher writes.
+// Write this text where the launcher writes, because ranks are about to be gone: call
+// Investigation::shown() if that is done, else show it on the terminal of the rank at this
+// connection.
 struct ShowAtLauncher {
   std::string text;
+  uint64_t connection = 0;  // 0: none
 };
 // End the ranks of this incarnation.
 struct Abort {

@@ -569,11 +569,11 @@ void Investigation::written(const action::WriteReport& report, const std::string
   const auto notice = terminalText(report.finding.screen, path + ".txt", next);
   if (report.quiet) {
     logInfo("agent", "not shown: the ranks were ended from outside");
+  } else if (report.ends) {
+    add(action::ShowAtLauncher{notice, report.speaker});
   } else if (report.speaker != 0) {
     speaker_ = report.speaker;
     add(action::Show{report.speaker, notice});
-  } else if (report.ends) {
-    add(action::ShowAtLauncher{notice});
   }
   if (report.crash) {
     last_words_ = notice;

@@ -84,6 +84,8 @@ class Investigation {
   // `path`: of the report without suffix. `on_disk`: it was written whole.
   void written(const action::WriteReport& report, const std::string& path, bool on_disk,
                int64_t now_ns);
+  // The last text of a ShowAtLauncher is on the launcher's terminal: no need to show it again.
+  void shown() { last_words_.clear(); }
 
   std::vector<Action> takeActions() { return std::exchange(actions_, {}); }
 

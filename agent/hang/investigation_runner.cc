@@ -227,11 +227,15 @@ void InvestigationRunner::execute(const action::Show& action, int64_t) {
 
 void InvestigationRunner::execute(const action::ShowAtLauncher& action, int64_t) {
   for (const auto& [number, rank] : ranks_.all()) {
-    if (rank.launcher && !processEnded(rank.launcher) && rank.launcher_pid > 0) {
-      writeToStderrOf(rank.launcher_pid, rank.launcher, action.text);
-      return;
+    if (rank.launcher && rank.launcher_pid > 0 && !processEnded(rank.launcher)) {
+      if (writeToStderrOf(rank.launcher_pid, rank.launcher, action.text)) {
+        investigation_.shown();
+        return;
+      }
+      break;
     }
   }
+  send(action.connection, wire::Type::kVerdict, verdictNoticeJson(action.text));
 }
 
 void InvestigationRunner::execute(const action::Abort& action, int64_t now_ns) {

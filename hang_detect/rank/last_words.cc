@@ -96,22 +96,6 @@ void onFault(int signal, siginfo_t* info, void* /*context*/) {
   errno = error;
 }
 
-// Whole, or not at all.
-void writeErrorFile(const std::string& path, const FatalSignal& fault, int64_t seconds) {
-  struct stat there {};
-  if (path.empty() || (::stat(path.c_str(), &there) == 0 && there.st_size > 0)) {
-    return;
-  }
-  const std::string temporary = path + ".reft-" + std::to_string(::getpid());
-  const UniqueFd file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  const std::string text = errorFileOf(fault, seconds);
-  if (file && ::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size())) {
-    ::rename(temporary.c_str(), path.c_str());
-  } else if (file) {
-    ::unlink(temporary.c_str());
-  }
-}
-
 void speak(Faults& all) {
   uint64_t count = 0;
   while (::read(all.asked.get(), &count, sizeof(count)) != sizeof(count)) {
@@ -140,7 +124,8 @@ void speak(Faults& all) {
   if (client != nullptr) {
     client->send(wire::Type::kLastWords, faultWords(fault));
   }
-  writeErrorFile(all.error_file, fault, seconds);
+  writeErrorFile(all.error_file, signalName(fault.signal) + " in native code; Python's stacks:",
+                 fault.stacks.text(), seconds);
   post(all.answered.get());
 }
 
@@ -181,15 +166,23 @@ std::string faultWords(const FatalSignal& fault) {
   return fields.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-std::string errorFileOf(const FatalSignal& fault, int64_t seconds) {
-  const std::string name = signalName(fault.signal);
-  const std::string stacks =
-      name + " in a fault of native code; Python's stacks:\n" + fault.stacks.text();
-  return nlohmann::json{
-      {"message",
-       {{"message", name + " in a fault of native code"},
-        {"extraInfo", {{"py_callstack", stacks}, {"timestamp", std::to_string(seconds)}}}}}}
-      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+void writeErrorFile(const std::string& path, const std::string& what, const std::string& stacks,
+                    int64_t seconds) {
+  struct stat there {};
+  if (path.empty() || (::stat(path.c_str(), &there) == 0 && there.st_size > 0)) {
+    return;
+  }
+  const nlohmann::json extra = {{"py_callstack", what + (stacks.empty() ? "" : "\n") + stacks},
+                                {"timestamp", std::to_string(seconds)}};
+  const nlohmann::json fields = {{"message", {{"message", what}, {"extraInfo", extra}}}};
+  const std::string text = fields.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  const std::string temporary = path + ".reft-" + std::to_string(::getpid());
+  const UniqueFd file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (file && ::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size())) {
+    ::rename(temporary.c_str(), path.c_str());
+  } else if (file) {
+    ::unlink(temporary.c_str());
+  }
 }
 
 void installFaultWords(const std::shared_ptr<AgentClient>& client, StackPrinter printer) {

@@ -28,8 +28,10 @@ std::string exitWords(int code, int64_t now_ns);
 // {"kind": "signal", …}: addLastWords() reads it.
 std::string faultWords(const FatalSignal& fault);
 
-// The content of torchrun's error file; `seconds`: since 1970.
-std::string errorFileOf(const FatalSignal& fault, int64_t seconds);
+// Writes torchrun's error file, whole or not at all, unless `path` is "" or something has written
+// it. `seconds`: since 1970.
+void writeErrorFile(const std::string& path, const std::string& what, const std::string& stacks,
+                    int64_t seconds);
 
 // Registers the handlers. A later call replaces the client.
 void installFaultWords(const std::shared_ptr<AgentClient>& client, StackPrinter printer);

@@ -23,8 +23,11 @@ namespace {
 
 using Share = CrashRule::Share;
 
-// Ends that were noticed within this time may have happened in any order.
-constexpr int64_t kFailedTogetherNs = 20'000'000;
+// Failures within this time may have happened in any order.
+constexpr int64_t kFailedTogetherNs = 1'000'000;
+// A rank may hide what it met behind an error of its own, and be quicker to say it than the rank
+// that failed first.
+constexpr int64_t kDoubtfulNs = 1'000'000'000;
 // A program that kills several ranks does it one after the other.
 constexpr int64_t kKilledTogetherNs = 100'000'000;
 constexpr size_t kMostMessage = 160;
@@ -57,7 +60,8 @@ int signalOf(const RankEvidence& rank) {
 
 bool isKilledByKernel(const RankEvidence& rank) {
   const int signal = signalOf(rank);
-  return rank.oom_kills > 0 && (signal == SIGKILL || (signal == 0 && rank.ending.empty()));
+  return rank.oom_kills > 0 && !rank.ending.exception &&
+         (signal == SIGKILL || (signal == 0 && rank.ending.empty()));
 }
 
 // The frame to report: the user's own code where there is some.
@@ -141,15 +145,17 @@ constexpr CrashRule kCrashRules[] = {
      "killed process"},
     {"interrupted", Share::kOutside, Remedy::kNone,
      [](const RankEvidence& rank) {
-       return says(rank, {"KeyboardInterrupt"}) || signalOf(rank) == SIGINT;
+       return says(rank, {"KeyboardInterrupt"}) ||
+              (signalOf(rank) == SIGINT && !hasException(rank));
      },
      [](const RankEvidence&) { return std::string("was interrupted (SIGINT)"); },
      "nothing, if you pressed Ctrl-C"},
     {"terminated", Share::kOutside, Remedy::kRetry,
      [](const RankEvidence& rank) {
-       return isAnyOf(signalOf(rank), {SIGTERM, SIGHUP, SIGQUIT}) ||
-              (rank.ending.exit_code == 128 + SIGTERM && !hasException(rank)) ||
-              says(rank, {"SignalException"});
+       // What it raised before counts, not how it was helped to its end.
+       return says(rank, {"SignalException"}) ||
+              (!hasException(rank) && (isAnyOf(signalOf(rank), {SIGTERM, SIGHUP, SIGQUIT}) ||
+                                       rank.ending.exit_code == 128 + SIGTERM));
      },
      [](const RankEvidence& rank) {
        const int signal = signalOf(rank);
@@ -381,8 +387,12 @@ class CrashDecision {
     result_.step = lastStepOf(*end.rank);
     // Ranks of other nodes may have failed before.
     const bool whole = evidence_.nodes <= 1 && evidence_.silent_nodes.empty();
+    const bool doubtful = std::any_of(ends_.begin(), ends_.end(), [&](const End& other) {
+      return other.share == Share::kOwn && other.at_ns - end.at_ns <= kDoubtfulNs &&
+             likeness(other) != likeness(end);
+    });
     result_.confidence =
-        whole && end.at_ns != INT64_MAX ? Confidence::kCertain : Confidence::kLikely;
+        whole && end.at_ns != INT64_MAX && !doubtful ? Confidence::kCertain : Confidence::kLikely;
     for (const End* one : first) {
       result_.culprits.push_back(culpritOf(*one));
     }

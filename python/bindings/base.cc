@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <ctime>
 
 #include "hang_detect/rank/last_words.h"
 #include "intercept/base/clock.h"
@@ -70,11 +71,19 @@ FaultPoint faultPointNamed(const std::string& name) {
 struct Leaving {
   pid_t process = 0;
   UniqueFd connection;
+  std::string error_file;  // of torchrun, for a failure; "": it is not to be written
 };
 
 void sayBye(int status, void* argument) {
   const auto* leaving = static_cast<const Leaving*>(argument);
-  if (leaving->process != ::getpid() || !leaving->connection) {
+  if (leaving->process != ::getpid()) {
+    return;
+  }
+  if (status != 0) {
+    writeErrorFile(leaving->error_file, "exit code " + std::to_string(status), "",
+                   static_cast<int64_t>(::time(nullptr)));
+  }
+  if (!leaving->connection) {
     return;
   }
   try {
@@ -89,13 +98,14 @@ void sayBye(int status, void* argument) {
   }
 }
 
-void byeAtExit(const AgentClient& client) {
+void byeAtExit(const AgentClient& client, const std::string& error_file) {
   static auto* leaving = new Leaving;  // stays until the process is gone
   if (leaving->process != ::getpid()) {
     leaving->process = ::getpid();
     ::on_exit(&sayBye, leaving);
   }
   leaving->connection = client.connection();
+  leaving->error_file = error_file;
 }
 
 py::str textOf(std::string_view bytes) {
@@ -176,9 +186,9 @@ void bindBase(py::module_& module) {
           py::arg("type"), py::arg("payload"), py::call_guard<py::gil_scoped_release>(),
           "Sends a message that has no answer, and the newest one of its type again to an agent "
           "that takes the place of this one.")
-      .def("bye_at_exit", &byeAtExit,
+      .def("bye_at_exit", &byeAtExit, py::arg("error_file") = "",
            "Tells the agent that this rank ended cleanly, if the process then ends with exit "
-           "status 0.")
+           "status 0; else it tells the status, and writes torchrun's error file.")
       .def("close", &AgentClient::close, py::call_guard<py::gil_scoped_release>(),
            "Leaves the agent for good, whatever still refers to this object.")
       .def_property_readonly("connected", &AgentClient::connected)

@@ -49,7 +49,7 @@ class FakeAgentClient:
     def close(self) -> None:
         self.closed = True
 
-    def bye_at_exit(self) -> None:
+    def bye_at_exit(self, error_file: str = "") -> None:
         self.left = True
 
     def request(

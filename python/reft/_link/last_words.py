@@ -6,9 +6,9 @@ script has replaced the hook since, `leave` finds the exception in `sys.last_val
 native code and exit statuses are told by C++ (hang_detect/rank/last_words.h).
 
 torchrun's summary shows no traceback for a script without `@record`: its error file is missing. So
-the file is written here, unless something wrote it. torchrun takes for the first failure the one
-with the least time in whole seconds; so the time of a rank that failed by itself is rounded down,
-and that of one that says that another failed is rounded up.
+a rank that failed by itself writes the file, unless something wrote it. One that says that another
+failed does not: torchrun takes the failure with the least time for the first one, and a killed rank,
+which writes none, gets the time at which torchrun looked.
 
 Threads: the hooks run on the thread that failed. Errors: none: words that cannot be said are lost.
 """
@@ -16,7 +16,6 @@ Threads: the hooks run on the thread that failed. Errors: none: words that canno
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import sys
@@ -61,7 +60,7 @@ def describe(error: BaseException, tb: TracebackType | None) -> dict[str, Any]:
             for file, line, name in _FRAME.findall(message)
         ]
         frames, place = inner[::-1] + frames, worker[2]
-        message = message.rstrip().rsplit("\n", 1)[-1]
+        message = message.rstrip().rsplit("\n", 1)[-1].removeprefix(f"{worker[1]}: ")
     if len(frames) > _MOST_FRAMES:
         frames = frames[: _MOST_FRAMES // 2] + frames[-_MOST_FRAMES // 2 :]
     return {
@@ -138,11 +137,15 @@ class LastWords:
         threading.excepthook = self._hook_in_thread
         _C.install_fault_words(client)
 
-    def leave(self, at_exit: bool) -> None:
+    def leave(self, at_exit: bool) -> str:
         """Takes the hooks out where they are still the newest.
 
         Args:
             at_exit: Python ends; what ended it is told if a later hook kept it from this one.
+
+        Returns:
+            torchrun's error file, which an exit code that is not 0 has to fill; "" if an exception
+            has said more, or an op has failed.
         """
         error = getattr(sys, "last_value", None)
         if at_exit and isinstance(error, BaseException) and not isinstance(error, SystemExit):
@@ -151,6 +154,8 @@ class LastWords:
             sys.excepthook = self._before
         if threading.excepthook is self._hook_in_thread:
             threading.excepthook = self._before_in_thread
+        told = self._said is not None or _C.an_op_failed()
+        return "" if told else _free_error_file()
 
     def _on_exception(
         self, kind: type[BaseException], error: BaseException, tb: TracebackType | None
@@ -186,22 +191,29 @@ class LastWords:
             _voice.debug(f"no last words: {problem!r}")
 
 
-def write_error_file(error: BaseException) -> None:
-    """Writes torchrun's error file (TORCHELASTIC_ERROR_FILE) as `@record` would, if there is none."""
+def _free_error_file() -> str:
+    """The path of torchrun's error file (TORCHELASTIC_ERROR_FILE) if nothing has written it, or ""."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    target = Path(path)
+    free = path and target.parent.is_dir() and not (target.exists() and target.stat().st_size > 0)
+    return path if free else ""
+
+
+def write_error_file(error: BaseException) -> None:
+    """Writes torchrun's error file as `@record` would, if there is none and `error` is the rank's
+    own failure."""
+    path = _free_error_file()
     if not path or isinstance(error, (SystemExit, KeyboardInterrupt)):
         return
-    target = Path(path)
-    if not target.parent.is_dir() or (target.exists() and target.stat().st_size > 0):
-        return
-    now, text = time.time(), "".join(traceback.format_exception(error))
     # A script may have put an exception of its own in the place of what an op raised.
-    of_others = of_a_peer(error) or _C.an_op_failed()
-    whole = math.ceil(now) if of_others else math.floor(now)
+    if of_a_peer(error) or _C.an_op_failed():
+        return
+    text = "".join(traceback.format_exception(error))
     message = {
         "message": f"{_type_name(error)}: {_text(error)[:_MOST_MESSAGE]}",
-        "extraInfo": {"py_callstack": text[-20_000:], "timestamp": str(whole)},
+        "extraInfo": {"py_callstack": text[-20_000:], "timestamp": str(int(time.time()))},
     }
+    target = Path(path)
     temporary = target.with_name(f"{target.name}.reft-{os.getpid()}")
     temporary.write_text(json.dumps({"message": message}))
     temporary.replace(target)  # whole, or not at all

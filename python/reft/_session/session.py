@@ -533,8 +533,7 @@ class Session:
         Args:
             at_exit: the process ends; the agent learns whether it ends cleanly.
         """
-        if self._last_words is not None:
-            self._last_words.leave(at_exit)
+        error_file = self._last_words.leave(at_exit) if self._last_words is not None else ""
         at_end = [self._at_end]
         if self._boundary is not None and self._snapshots and self._has_no_point():
             at_end.append(self._boundary.why_no_point())
@@ -546,7 +545,7 @@ class Session:
             for line in filter(None, at_end):
                 _voice.say(line)
         if at_exit and self.client is not None:
-            self.client.bye_at_exit()
+            self.client.bye_at_exit(error_file)
         self._leave_training()
         self.engine = self.planner = self._memory = self._evidence = self._copies = None
         self._boundary = self._announcer = self._watch = None

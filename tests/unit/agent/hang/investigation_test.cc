@@ -208,7 +208,7 @@ class InvestigationTest : public ::testing::Test {
     investigation->written(action, "/report", true, clock.now_ns);
   }
   void execute(const action::Show& action) { shown.push_back(action); }
-  void execute(const action::ShowAtLauncher& action) { at_launcher.push_back(action.text); }
+  void execute(const action::ShowAtLauncher& action) { at_launcher.push_back(action); }
   void execute(const action::Abort& action) { aborts.push_back(action); }
 
   static constexpr uint64_t kRun = 7;
@@ -229,7 +229,7 @@ class InvestigationTest : public ::testing::Test {
   std::vector<action::WriteReport> reports;
   std::vector<action::Show> shown;
   std::vector<action::Abort> aborts;
-  std::vector<std::string> at_launcher;
+  std::vector<action::ShowAtLauncher> at_launcher;
 };
 
 TEST_F(InvestigationTest, ReportsAHangOnceAnEpisode) {
@@ -474,8 +474,9 @@ TEST_F(InvestigationTest, NamesTheRankThatFailedFirstOnceAllHaveEnded) {
   EXPECT_TRUE(reports[0].ends);
   EXPECT_EQ(reports[0].finding.state, VerdictState::kCrash);
   EXPECT_THAT(reports[0].finding.summary, HasSubstr("exception 1"));
-  ASSERT_EQ(at_launcher.size(), 1U);  // no rank is left
-  EXPECT_THAT(at_launcher[0], HasSubstr("failed first: rank 1 raised ValueError"));
+  ASSERT_EQ(at_launcher.size(), 1U);
+  EXPECT_EQ(at_launcher[0].connection, 0U);  // no rank is left
+  EXPECT_THAT(at_launcher[0].text, HasSubstr("failed first: rank 1 raised ValueError"));
   EXPECT_EQ(investigation->crashReports(), 1U);
   EXPECT_EQ(investigation->hangReports(), 0U);
 }
@@ -487,9 +488,9 @@ TEST_F(InvestigationTest, DoesNotWaitForRanksThatDoNotEnd) {
   pass(0.5);
   ASSERT_EQ(reports.size(), 1U);
   EXPECT_TRUE(reports[0].ends);
-  EXPECT_THAT(at_launcher, IsEmpty());
-  ASSERT_EQ(shown.size(), 1U);
-  EXPECT_EQ(shown[0].connection, connectionOf(0));
+  ASSERT_EQ(at_launcher.size(), 1U);
+  EXPECT_EQ(at_launcher[0].connection,
+            connectionOf(0));  // if the launcher's terminal takes nothing
 }
 
 TEST_F(InvestigationTest, TellsTheNextAttemptWhyTheOneBeforeEnded) {
@@ -502,6 +503,17 @@ TEST_F(InvestigationTest, TellsTheNextAttemptWhyTheOneBeforeEnded) {
   ASSERT_EQ(shown.size(), 1U);
   EXPECT_THAT(shown[0].text, HasSubstr("why the previous ranks ended:"));
   EXPECT_THAT(shown[0].text, HasSubstr("rank 1 raised ValueError"));
+}
+
+TEST_F(InvestigationTest, DoesNotRepeatWhatTheLaunchersTerminalHasShown) {
+  fail(1, "ValueError");
+  fail(0, "");
+  investigation->shown();
+  restart();
+  know();
+  investigation->voted(0);
+  execute();
+  EXPECT_THAT(shown, IsEmpty());
 }
 
 TEST_F(InvestigationTest, AnAttemptThatBeginsAtOnceDoesNotHideTheEndOfTheOneBefore) {

@@ -104,6 +104,25 @@ TEST(Crash, RanksThatFailAlikeAreNamedTogether) {
   EXPECT_EQ(ranksOf(one.culprits), std::vector<int>{0});
 }
 
+TEST(Crash, WhatARankRaisedCountsNotThatItsLauncherHelpedItToItsEnd) {
+  RankEvidence helped = raised(0, 5, "ValueError", "bad");
+  helped.ending.exit_code = -1;
+  helped.ending.signal = SIGTERM;
+  const Verdict verdict = decideCrash(job({helped, raised(1, 0, "ValueError", "bad")}));
+  EXPECT_EQ(ranksOf(verdict.culprits), (std::vector<int>{0, 1}));
+}
+
+// It may only hide what it met.
+TEST(Crash, AnErrorOfItsOwnOnAnotherRankSoonAfterMakesItDoubtful) {
+  const auto with = [](int64_t after_ms) {
+    return decideCrash(job(
+        {raised(0, 0, "ValueError", "bad"), raised(1, after_ms, "Strange", "training failed", 9)}));
+  };
+  EXPECT_EQ(ranksOf(with(30).culprits), std::vector<int>{0});
+  EXPECT_EQ(with(30).confidence, Confidence::kLikely);
+  EXPECT_EQ(with(3000).confidence, Confidence::kCertain);
+}
+
 TEST(Crash, ProcessesThatAreKilledOneAfterTheOtherAreNamedTogether) {
   const Verdict verdict =
       decideCrash(job({signalled(0, 0, SIGKILL), signalled(1, 60, SIGKILL), lostPeer(2, 20)}));
