@@ -295,7 +295,8 @@ auto likeness(const End& end) {
   const auto frame = exception ? frameOf(*exception) : std::nullopt;
   return std::tuple(std::string_view(end.rule->reason),
                     exception ? std::string_view(exception->type) : std::string_view(),
-                    frame ? frame->file : "", frame ? frame->line : 0, signalOf(*end.rank),
+                    frame ? frame->file : "", frame ? frame->line : 0,
+                    exception ? 0 : signalOf(*end.rank),
                     exception ? 0 : end.rank->ending.exit_code);
 }
 
