@@ -26,12 +26,17 @@ target_compile_definitions(reft_spdlog INTERFACE SPDLOG_FMT_EXTERNAL FMT_HEADER_
 # and Python may have loaded another one.
 find_path(REFT_OPENSSL_INCLUDE openssl/sha.h)
 find_library(REFT_CRYPTO_ARCHIVE libcrypto.a)
-if(NOT REFT_OPENSSL_INCLUDE OR NOT REFT_CRYPTO_ARCHIVE)
-  message(FATAL_ERROR "openssl/sha.h or libcrypto.a not found: install libssl-dev (tools/dev build does)")
+find_library(REFT_SSL_ARCHIVE libssl.a)
+if(NOT REFT_OPENSSL_INCLUDE OR NOT REFT_CRYPTO_ARCHIVE OR NOT REFT_SSL_ARCHIVE)
+  message(FATAL_ERROR "openssl/sha.h, libcrypto.a or libssl.a not found: install libssl-dev (tools/dev build does)")
 endif()
 add_library(reft_crypto INTERFACE)
 target_include_directories(reft_crypto SYSTEM INTERFACE ${REFT_OPENSSL_INCLUDE})
 target_link_libraries(reft_crypto INTERFACE ${REFT_CRYPTO_ARCHIVE})
+# TLS between agents, for reft-agent alone. The whole of OpenSSL comes along: it is a process of reft's own.
+add_library(reft_tls INTERFACE)
+target_include_directories(reft_tls SYSTEM INTERFACE ${REFT_OPENSSL_INCLUDE})
+target_link_libraries(reft_tls INTERFACE ${REFT_SSL_ARCHIVE} ${REFT_CRYPTO_ARCHIVE} Threads::Threads ${CMAKE_DL_LIBS})
 
 # libunwind, for native frames of other processes. Tests link what is there; reft-unwind has a static copy where there is one, so
 # that it starts on machines that have no libunwind.

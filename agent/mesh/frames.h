@@ -14,8 +14,9 @@
 //
 // An owner offers one slot at a time on a connection.
 //
-// Who can change packets between nodes can change those of gloo and NCCL, too: the hashes of a slot
-// (XXH3) find what breaks by accident, not what such a person forges.
+// The hashes of a slot (XXH3) find what breaks by accident, not what is forged by who can change
+// packets between nodes. With REFT_MESH_TLS=on nobody can: all this is inside TLS then (tls.h).
+// Without it, who can is trusted; he can change packets of gloo and NCCL, too.
 //
 // Threads: a FrameReader belongs to one connection. Errors: Corruption for what no agent of this
 // version sends.

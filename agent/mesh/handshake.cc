@@ -12,7 +12,6 @@ namespace reft::agent {
 
 namespace {
 
-constexpr std::string_view kGreetingMagic = "RFTMESH1";
 constexpr uint32_t kMeshVersion = 2;
 
 // What every greeting of this version begins with.

@@ -27,6 +27,7 @@ namespace reft::agent {
 using MeshKey = Sha256;  // from the job's secret: python/reft/_link/mesh.py
 using Nonce = std::array<unsigned char, 32>;
 
+inline constexpr std::string_view kGreetingMagic = "RFTMESH1";  // what a keeper says first
 constexpr size_t kGreetingBytes = 48;
 constexpr size_t kAnswerBytes = 64;
 constexpr size_t kProofBytes = 32;

@@ -19,9 +19,11 @@
 #include <thread>
 #include <utility>
 
+#include "agent/mesh/channel.h"
 #include "agent/mesh/copy_store.h"
 #include "agent/mesh/session.h"
 #include "agent/mesh/tcp.h"
+#include "agent/mesh/tls.h"
 #include "intercept/base/error.h"
 #include "intercept/base/log.h"
 #include "intercept/base/mutex.h"
@@ -44,16 +46,19 @@ constexpr int64_t kLongestPassNs = kSecond;
 constexpr int64_t kRetryNs = kSecond / 2;
 constexpr size_t kMostStrangers = 32;
 constexpr size_t kMostSessions = 1024;
-constexpr size_t kBudget = 8u << 20;  // bytes of a session in one pass
-constexpr int kMostLines = 20;        // about strangers, each minute
+constexpr int kMostLines = 20;  // about strangers, each minute
 constexpr int64_t kLinesNs = 60 * kSecond;
+constexpr const char* kEndedEarly =
+    "ended the connection before it had shown that it is of this job (if REFT_MESH_TLS differs "
+    "between the nodes, set it to the same value on all of them)";
 
 }  // namespace
 
 class Mesh::Worker {
  public:
-  Worker(std::string job, int wake_agent, const Clock& clock)
+  Worker(std::string job, int wake_agent, const Clock& clock, size_t budget)
       : clock_(clock),
+        budget_(budget),
         wake_agent_(wake_agent),
         epoll_(::epoll_create1(EPOLL_CLOEXEC)),
         wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
@@ -81,10 +86,12 @@ class Mesh::Worker {
     [[maybe_unused]] const auto written = ::write(wake_.get(), &one, sizeof(one));
   }
 
-  // The socket is made by the caller, so that its errors are the caller's.
-  void listen(const MeshKey& key, UniqueFd listener) {
+  // The socket and what encrypts are made by the caller, so that their errors are the caller's.
+  void listen(const MeshKey& key, std::optional<Tls> tls, UniqueFd listener) {
     auto shared = std::make_shared<UniqueFd>(std::move(listener));
-    post([this, key, shared] { beginListening(key, std::move(*shared)); });
+    post([this, key, tls = std::move(tls), shared]() mutable {
+      beginListening(key, std::move(tls), std::move(*shared));
+    });
   }
 
   void keep(Plan plan) {
@@ -190,6 +197,7 @@ class Mesh::Worker {
   struct Peer {
     explicit Peer(std::unique_ptr<Session> of) : session(std::move(of)) {}
     std::unique_ptr<Session> session;
+    bool noted = false;              // why it ends
     std::optional<SlotHead> taking;  // keeper: the slot that comes
     std::optional<Serving> serving;  // owner
   };
@@ -209,20 +217,24 @@ class Mesh::Worker {
 
   void run() {
     ::pthread_setname_np(::pthread_self(), "reft-mesh");
-    sigset_t broken;  // sendfile() has no MSG_NOSIGNAL
+    sigset_t broken;  // sendfile() has no MSG_NOSIGNAL, and OpenSSL uses write()
     ::sigemptyset(&broken);
     ::sigaddset(&broken, SIGPIPE);
     ::pthread_sigmask(SIG_BLOCK, &broken, nullptr);
     std::array<epoll_event, 64> events;
     while (!stopping_) {
       const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()),
-                                     more_ ? 0 : kTickMs);
-      more_ = false;
+                                     unread_.empty() ? kTickMs : 0);
+      std::set<uint64_t> unread = std::exchange(unread_, {});
       passTime();
       runTasks();
       for (int i = 0; i < count; ++i) {
         const auto& event = events[static_cast<size_t>(i)];
+        unread.erase(event.data.u64);
         guarded(event.data.u64, [&] { handle(event.data.u64, event.events); });
+      }
+      for (const uint64_t token : unread) {
+        guarded(token, [&] { handle(token, 0); });
       }
       tick();
       sweep();
@@ -250,9 +262,7 @@ class Mesh::Worker {
         logWarn("agent", "mesh: ", error.what());
         return;
       }
-      Session& session = *found->second.session;
-      note(session, error.what());
-      session.drop();
+      end(found->second, error.what());
     }
   }
 
@@ -269,7 +279,10 @@ class Mesh::Worker {
     }
   }
 
-  void note(const Session& session, const std::string& what) {
+  void end(Peer& peer, const std::string& what) {
+    Session& session = *peer.session;
+    session.drop();
+    peer.noted = true;
     if (session.isKeeper()) {
       dialing_.at(session.source()).problem = what;
     }
@@ -291,13 +304,17 @@ class Mesh::Worker {
 
   // -- from the agent's loop
 
-  void beginListening(const MeshKey& key, UniqueFd listener) {
-    if (key != key_) {
+  void beginListening(const MeshKey& key, std::optional<Tls> tls, UniqueFd listener) {
+    if (key != key_ || tls.has_value() != tls_.has_value()) {
       for (auto& [token, peer] : peers_) {
         peer.session->drop();
       }
     }
     key_ = key;
+    tls_ = std::move(tls);
+    if (tls_) {
+      logInfo("agent", "mesh: connections between agents are encrypted (TLS 1.3)");
+    }
     listener_ = std::move(listener);
     watch(listener_.get(), kListener, EPOLLIN, true);
     accept_again_ns_ = 0;
@@ -423,13 +440,14 @@ class Mesh::Worker {
       ::getsockopt(session.fd(), SOL_SOCKET, SO_ERROR, &error, &bytes);
       if (error != 0) {
         dialing_.at(session.source()).problem = std::strerror(error);
+        peer.noted = true;
         session.drop();
         return;
       }
       session.connected();
     }
     const bool was_open = session.isOpen();
-    size_t budget = kBudget;
+    size_t budget = budget_;
     while (!session.gone()) {
       auto frame = session.receive(budget, now_ns_);
       if (session.hasWholeSlot()) {
@@ -441,12 +459,14 @@ class Mesh::Worker {
       }
       take(peer, *frame);
     }
-    more_ = more_ || budget == 0;
+    if (budget == 0) {
+      unread_.insert(token);  // what TLS has decrypted already, epoll does not tell of
+    }
     if (!was_open && session.isOpen()) {
       opened(peer);
     }
     if (!session.gone()) {
-      session.flush(kBudget, now_ns_);
+      session.flush(budget_, now_ns_);
     }
   }
 
@@ -463,9 +483,14 @@ class Mesh::Worker {
       tcp::tune(socket.get());
       tcp::limitRate(socket.get(), plan_.rate);
       const int fd = socket.get();
-      add(std::make_unique<Session>(std::move(socket), key_, now_ns_), fd, EPOLLIN);
+      auto channel = channelOver(std::move(socket), Tls::Side::kServer);
+      add(std::make_unique<Session>(std::move(channel), key_, now_ns_), fd, EPOLLIN);
       makeRoom();
     }
+  }
+
+  std::unique_ptr<Channel> channelOver(UniqueFd socket, Tls::Side side) const {
+    return tls_ ? tls_->over(std::move(socket), side) : plainChannel(std::move(socket));
   }
 
   uint64_t add(std::unique_ptr<Session> session, int fd, uint32_t events) {
@@ -487,8 +512,7 @@ class Mesh::Worker {
       }
     }
     if (strangers > kMostStrangers || (oldest != nullptr && peers_.size() > kMostSessions)) {
-      note(*oldest->session, "too many connections wait to show who they are");
-      oldest->session->drop();
+      end(*oldest, "too many connections wait to show who they are");
     }
   }
 
@@ -496,7 +520,8 @@ class Mesh::Worker {
     dialing.retry_ns = now_ns_ + kRetryNs;
     UniqueFd socket = tcp::connectTo(dialing.source.address, dialing.source.port);
     const int fd = socket.get();
-    dialing.token = add(std::make_unique<Session>(std::move(socket), key_, index, now_ns_), fd,
+    auto channel = channelOver(std::move(socket), Tls::Side::kClient);
+    dialing.token = add(std::make_unique<Session>(std::move(channel), key_, index, now_ns_), fd,
                         EPOLLIN | EPOLLOUT);
   }
 
@@ -515,13 +540,11 @@ class Mesh::Worker {
         continue;
       }
       if (!session.isOpen() && now_ns_ - session.sinceNs() >= kShakeNs) {
-        note(session, "did not show who it is within 5 s");
-        session.drop();
+        end(peer, "did not show who it is within 5 s");
       } else if (!session.isBusy() && !(session.isOpen() && session.isKeeper() && fetch_)) {
         session.rest(now_ns_);  // in a fetch, the owner has always something to say
       } else if (session.isOpen() && now_ns_ - session.movedNs() >= kStillNs) {
-        note(session, "has moved nothing for 10 s");
-        session.drop();
+        end(peer, "has moved nothing for 10 s");
       }
     }
     for (size_t i = 0; i < dialing_.size(); ++i) {
@@ -541,7 +564,8 @@ class Mesh::Worker {
     for (auto it = peers_.begin(); it != peers_.end();) {
       Session& session = *it->second.session;
       if (!session.gone()) {
-        watch(session.fd(), it->first, EPOLLIN | (session.wantsWrite() ? EPOLLOUT : 0u), false);
+        watch(session.fd(), it->first,
+              (session.wantsRead() ? EPOLLIN : 0u) | (session.wantsWrite() ? EPOLLOUT : 0u), false);
         ++it;
         continue;
       }
@@ -549,7 +573,9 @@ class Mesh::Worker {
         for (Dialing& dialing : dialing_) {
           if (dialing.token == it->first) {
             dialing.token = 0;
-            if (dialing.problem.empty() && !dialing.done) {
+            if (!session.isOpen() && !it->second.noted) {
+              dialing.problem = kEndedEarly;
+            } else if (dialing.problem.empty() && !dialing.done) {
               dialing.problem = "the connection ended";
             }
             dialing.done = plan_.on_demand;
@@ -815,6 +841,7 @@ class Mesh::Worker {
   void publish() {
     Status status;
     status.port = port_;
+    status.tls = tls_.has_value();
     status.sources = static_cast<int>(dialing_.size());
     status.sent_bytes = sent_bytes_;
     status.taken_bytes = taken_bytes_;
@@ -841,12 +868,15 @@ class Mesh::Worker {
   }
 
   const Clock& clock_;
+  const size_t budget_;
   const int wake_agent_;
   UniqueFd epoll_, wake_, listener_;
-  bool stopping_ = false, more_ = false;
+  bool stopping_ = false;
+  std::set<uint64_t> unread_;    // sessions that had no budget for all that came
   int64_t accept_again_ns_ = 0;  // 0: it accepts
   int port_ = 0;
   MeshKey key_{};
+  std::optional<Tls> tls_;  // absent: connections are not encrypted
   Plan plan_;
   std::optional<Fetch> fetch_;
   CopyStore store_;
@@ -872,12 +902,13 @@ class Mesh::Worker {
   std::thread thread_;
 };
 
-Mesh::Mesh(std::string job, int wake, const Clock& clock)
-    : job_(std::move(job)), wake_(wake), clock_(clock) {}
+Mesh::Mesh(std::string job, int wake, const Clock& clock, size_t budget)
+    : job_(std::move(job)), wake_(wake), clock_(clock), budget_(budget) {}
 
 Mesh::~Mesh() = default;
 
-uint16_t Mesh::open(const MeshKey& key, const std::string& address, uint16_t wanted) {
+uint16_t Mesh::open(const MeshKey& key, const std::string& address, uint16_t wanted, bool tls) {
+  auto encrypting = tls ? std::optional<Tls>(key) : std::nullopt;
   UniqueFd listener;
   try {
     listener = tcp::listenAt(address, wanted);
@@ -889,9 +920,9 @@ uint16_t Mesh::open(const MeshKey& key, const std::string& address, uint16_t wan
   }
   const uint16_t port = tcp::portOf(listener.get());
   if (worker_ == nullptr) {
-    worker_ = std::make_unique<Worker>(job_, wake_, clock_);
+    worker_ = std::make_unique<Worker>(job_, wake_, clock_, budget_);
   }
-  worker_->listen(key, std::move(listener));
+  worker_->listen(key, std::move(encrypting), std::move(listener));
   return port;
 }
 

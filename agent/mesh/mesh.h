@@ -5,13 +5,15 @@
 //
 // The mesh has a thread of its own, `reft-mesh`, so that neither the network nor the first touch of
 // memory delays a vote. It serves strangers nothing: who does not show within 5 s that it has the
-// job's key is dropped, and at most 32 wait for that at a time.
+// job's key is dropped, and at most 32 wait for that at a time. With TLS, all that crosses the
+// network is encrypted (tls.h); an agent of a job takes no connection that differs from its own.
 //
 // Threads: the agent's loop calls every method. `wake` is written to when events() has something.
 // Errors:  open() throws SystemError or Unavailable. Later, what fails between agents is logged,
 //          told by events() and status(), and tried again: nothing leaves the thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -59,6 +61,7 @@ class Mesh {
   };
   struct Status {
     int port = 0;              // 0: not open
+    bool tls = false;          // connections are encrypted
     int keepers = 0;           // agents that take slots of this one
     int sources = 0;           // agents of which this one is to keep copies
     int connected = 0;         // of those
@@ -68,14 +71,17 @@ class Mesh {
     std::string problem;       // why a source is not reached; "": none is missing
   };
 
-  Mesh(std::string job, int wake, const Clock& clock = SteadyClock::instance());
+  // `budget`: bytes that a connection moves, each way, before others have their turn.
+  Mesh(std::string job, int wake, const Clock& clock = SteadyClock::instance(),
+       size_t budget = 8u << 20);
   ~Mesh();
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
 
   // Listens on an address of this host, and at `wanted` if that is not 0 and free. Returns the
-  // port. Once open, another key or address replaces the first; connections under another key end.
-  uint16_t open(const MeshKey& key, const std::string& address, uint16_t wanted);
+  // port. Once open, another key, address or `tls` replaces the first; connections under another
+  // key, or with and without TLS, end.
+  uint16_t open(const MeshKey& key, const std::string& address, uint16_t wanted, bool tls = false);
   bool isOpen() const { return worker_ != nullptr; }
 
   void keep(Plan plan);
@@ -104,6 +110,7 @@ class Mesh {
   const std::string job_;
   const int wake_;
   const Clock& clock_;
+  const size_t budget_;
   uint64_t fetches_ = 0;
   std::unique_ptr<Worker> worker_;
 };

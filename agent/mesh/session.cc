@@ -1,25 +1,23 @@
 #include "agent/mesh/session.h"
 
 #include <fcntl.h>
-#include <sys/sendfile.h>
-#include <sys/socket.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <utility>
 
+#include "agent/mesh/tls.h"
 #include "intercept/base/error.h"
 
 namespace reft::agent {
 
 namespace {
 
-constexpr size_t kAtOnce = 1u << 20;  // bytes of one system call
+constexpr size_t kAtOnce = 1u << 20;  // bytes that a channel is asked for
 
 }  // namespace
 
-Session::Session(UniqueFd socket, const MeshKey& key, int64_t now_ns)
-    : socket_(std::move(socket)),
+Session::Session(std::unique_ptr<Channel> channel, const MeshKey& key, int64_t now_ns)
+    : channel_(std::move(channel)),
       key_(key),
       keeper_(false),
       phase_(Phase::kGreeting),
@@ -27,8 +25,9 @@ Session::Session(UniqueFd socket, const MeshKey& key, int64_t now_ns)
       moved_ns_(now_ns),
       own_(drawNonce()) {}
 
-Session::Session(UniqueFd socket, const MeshKey& key, size_t source, int64_t now_ns)
-    : socket_(std::move(socket)),
+Session::Session(std::unique_ptr<Channel> channel, const MeshKey& key, size_t source,
+                 int64_t now_ns)
+    : channel_(std::move(channel)),
       key_(key),
       keeper_(true),
       source_(source),
@@ -63,7 +62,8 @@ void Session::shake(std::string_view bytes) {
   if (phase_ == Phase::kGreeting) {
     const auto nonce = openGreeting(bytes);
     if (!nonce) {
-      throw Corruption("not an agent of this version");
+      throw Corruption(Tls::isHello(bytes) ? std::string(kTlsDiffers)
+                                           : "not an agent of this version");
     }
     theirs_ = *nonce;
     out_.push_back({answerOf(key_, theirs_, own_), UniqueFd(), 0, 0});
@@ -84,19 +84,18 @@ void Session::shake(std::string_view bytes) {
   }
 }
 
-ptrdiff_t Session::read(std::byte* to, size_t bytes, int64_t now_ns) {
-  while (true) {
-    const ssize_t got = ::recv(socket_.get(), to, bytes, MSG_DONTWAIT);
-    if (got > 0) {
-      moved_ns_ = now_ns;
-      return got;
-    }
-    if (got < 0 && errno == EINTR) {
-      continue;
-    }
-    gone_ = gone_ || got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK);
-    return -1;
+void Session::noteMoved(int64_t now_ns) {
+  if (const uint64_t crossed = channel_->crossed(); crossed != crossed_) {
+    crossed_ = crossed;
+    moved_ns_ = now_ns;
   }
+}
+
+size_t Session::read(std::byte* to, size_t bytes, int64_t now_ns) {
+  const ptrdiff_t got = channel_->read(to, bytes);
+  noteMoved(now_ns);
+  gone_ = gone_ || got == Channel::kOver;
+  return static_cast<size_t>(std::max<ptrdiff_t>(got, 0));
 }
 
 std::optional<MeshFrame> Session::receive(size_t& budget, int64_t now_ns) {
@@ -114,13 +113,13 @@ std::optional<MeshFrame> Session::receive(size_t& budget, int64_t now_ns) {
     if (in_.size() < wanted) {
       const size_t have = in_.size();
       in_.resize(wanted);
-      const ptrdiff_t got =
+      const size_t got =
           read(reinterpret_cast<std::byte*>(in_.data()) + have, wanted - have, now_ns);
-      in_.resize(have + static_cast<size_t>(std::max<ptrdiff_t>(got, 0)));
-      if (got < 0) {
+      in_.resize(have + got);
+      if (got == 0) {
         return std::nullopt;
       }
-      budget -= std::min(budget, static_cast<size_t>(got));
+      budget -= std::min(budget, got);
       if (in_.size() < wanted) {
         continue;
       }
@@ -145,11 +144,10 @@ bool Session::receiveSlot(size_t& budget, int64_t now_ns) {
     return false;
   }
   const auto room = incoming_->next();
-  const ptrdiff_t got = read(room.data(), std::min({room.size(), kAtOnce, budget}), now_ns);
-  if (got < 0) {
+  const size_t count = read(room.data(), std::min({room.size(), kAtOnce, budget}), now_ns);
+  if (count == 0) {
     return false;
   }
-  const auto count = static_cast<size_t>(got);
   budget -= std::min(budget, count);
   taken_bytes_ += count;
   incoming_->took(count);
@@ -180,26 +178,18 @@ void Session::sendFile(int fd, uint64_t at, uint64_t bytes) {
 void Session::flush(size_t budget, int64_t now_ns) {
   while (!out_.empty() && !gone_ && phase_ != Phase::kConnecting) {
     Out& out = out_.front();
-    ssize_t sent = 0;
-    if (out.file) {
-      if (budget == 0) {
-        return;
-      }
-      auto at = static_cast<off_t>(out.at);
-      sent = ::sendfile(socket_.get(), out.file.get(), &at,
-                        std::min({out.left, uint64_t{kAtOnce}, uint64_t{budget}}));
-    } else {
-      sent = ::send(socket_.get(), out.bytes.data() + out.at, out.bytes.size() - out.at,
-                    MSG_NOSIGNAL | MSG_DONTWAIT);
-    }
-    if (sent < 0 && errno == EINTR) {
-      continue;
-    }
-    if (sent <= 0) {
-      gone_ = sent == 0 || (errno != EAGAIN && errno != EWOULDBLOCK);
+    if (out.file && budget == 0) {
       return;
     }
-    moved_ns_ = now_ns;
+    const ptrdiff_t sent =
+        out.file ? channel_->writeFile(out.file.get(), out.at,
+                                       std::min({out.left, uint64_t{kAtOnce}, uint64_t{budget}}))
+                 : channel_->write(std::string_view(out.bytes).substr(out.at));
+    noteMoved(now_ns);
+    if (sent <= 0) {
+      gone_ = sent == Channel::kOver;
+      return;
+    }
     const auto count = static_cast<uint64_t>(sent);
     out.at += count;
     if (out.file) {

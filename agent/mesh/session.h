@@ -1,4 +1,5 @@
-// One connection between two agents: bytes in, frames and slots out, never blocking.
+// One connection between two agents: bytes in, frames and slots out, never blocking. The bytes are
+// those of a channel, which may encrypt them (channel.h); what they say is the same either way.
 //
 // Threads: `reft-mesh`. Errors: Corruption for what is not from an agent of the job; a broken
 // connection is marked gone().
@@ -12,6 +13,7 @@
 #include <string>
 #include <string_view>
 
+#include "agent/mesh/channel.h"
 #include "agent/mesh/copy_store.h"
 #include "agent/mesh/frames.h"
 #include "agent/mesh/handshake.h"
@@ -22,11 +24,11 @@ namespace reft::agent {
 class Session {
  public:
   // Of an owner: a stranger has connected.
-  Session(UniqueFd socket, const MeshKey& key, int64_t now_ns);
+  Session(std::unique_ptr<Channel> channel, const MeshKey& key, int64_t now_ns);
   // Of a keeper, which has begun to connect to `source`.
-  Session(UniqueFd socket, const MeshKey& key, size_t source, int64_t now_ns);
+  Session(std::unique_ptr<Channel> channel, const MeshKey& key, size_t source, int64_t now_ns);
 
-  int fd() const { return socket_.get(); }
+  int fd() const { return channel_->fd(); }
   bool isKeeper() const { return keeper_; }
   size_t source() const { return source_; }
   // Both sides have shown that they have the key.
@@ -38,7 +40,8 @@ class Session {
   void rest(int64_t now_ns) { moved_ns_ = now_ns; }
 
   // The next frame; nothing until more bytes come. Reads no more than `budget` bytes in all, which
-  // it takes off. Bytes of a slot go to `incoming`.
+  // it takes off; once it is 0, more may be there that the socket does not show. Bytes of a slot go
+  // to `incoming`.
   std::optional<MeshFrame> receive(size_t& budget, int64_t now_ns);
   void send(MeshType type, std::string_view payload = {});
   // Bytes [at, at + bytes) of a file, after what is queued.
@@ -56,7 +59,8 @@ class Session {
   // What comes next is a slot.
   void beginSlot();
 
-  bool wantsWrite() const { return phase_ == Phase::kConnecting || !out_.empty(); }
+  bool wantsRead() const { return channel_->wantsRead(); }
+  bool wantsWrite() const { return isConnecting() || channel_->wantsWrite(!out_.empty()); }
   void drop() { gone_ = true; }
   bool gone() const { return gone_; }
 
@@ -75,15 +79,18 @@ class Session {
   void open(const SessionKeys& keys);
   // False: nothing more for now.
   bool receiveSlot(size_t& budget, int64_t now_ns);
-  ptrdiff_t read(std::byte* to, size_t bytes, int64_t now_ns);
+  // How many bytes came; 0: none for now.
+  size_t read(std::byte* to, size_t bytes, int64_t now_ns);
+  void noteMoved(int64_t now_ns);
 
-  UniqueFd socket_;
+  const std::unique_ptr<Channel> channel_;
   const MeshKey key_;
   const bool keeper_;
   const size_t source_ = 0;
   Phase phase_;
   const int64_t since_ns_;
   int64_t moved_ns_;
+  uint64_t crossed_ = 0;  // bytes of the channel at that time
   Nonce own_, theirs_{};
   std::string in_;  // of the part that comes next
   std::optional<FrameSealer> sealer_;

@@ -1,6 +1,10 @@
-// A mesh against peers that a test plays by hand: what they see, and what they cannot do.
+// A mesh against peers that a test plays by hand, with and without TLS: what they see, and what
+// they cannot do.
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -16,10 +20,12 @@
 #include <utility>
 #include <vector>
 
+#include "agent/mesh/channel.h"
 #include "agent/mesh/copy_store.h"
 #include "agent/mesh/frames.h"
 #include "agent/mesh/handshake.h"
 #include "agent/mesh/mesh.h"
+#include "agent/mesh/tls.h"
 #include "intercept/base/clock.h"
 #include "intercept/base/error.h"
 #include "intercept/base/unique_fd.h"
@@ -32,6 +38,7 @@ using mesh_test::eventually;
 using mesh_test::fillOf;
 using mesh_test::kWorld;
 using mesh_test::Owner;
+using mesh_test::withTls;
 
 constexpr uint64_t kIncarnation = 7;
 const MeshKey kKey{1, 2, 3};
@@ -39,15 +46,25 @@ const MeshKey kKey{1, 2, 3};
 // One side of a connection, played by hand. A call that waits for half a minute fails its test.
 class Peer {
  public:
-  explicit Peer(UniqueFd socket) : socket_(std::move(socket)) {
-    const timeval patience{30, 0};
-    ::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+  Peer(UniqueFd socket, Tls::Side side) {
+    ::signal(SIGPIPE, SIG_IGN);  // as in the agent
+    ::fcntl(socket.get(), F_SETFL, ::fcntl(socket.get(), F_GETFL) | O_NONBLOCK);
+    channel_ =
+        withTls() ? Tls(kKey).over(std::move(socket), side) : plainChannel(std::move(socket));
   }
-  static Peer connectedTo(uint16_t port) { return Peer(mesh_test::connectTo(port)); }
+  static Peer connectedTo(uint16_t port) {
+    return {mesh_test::connectTo(port), Tls::Side::kClient};
+  }
 
   void sayBytes(const std::string& bytes) const {
-    EXPECT_EQ(::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
-              static_cast<ssize_t>(bytes.size()));
+    for (size_t at = 0; at < bytes.size();) {
+      const ptrdiff_t said = channel_->write(std::string_view(bytes).substr(at));
+      ASSERT_NE(said, Channel::kOver);
+      if (said == 0) {
+        wait(channel_->wantsWrite(true) ? POLLOUT : POLLIN);
+      }
+      at += static_cast<size_t>(said);
+    }
   }
   void say(MeshType type, const std::string& payload = "") {
     sayBytes(sealer_->seal(type, payload));
@@ -56,11 +73,14 @@ class Peer {
   std::string hearBytes(size_t count) const {
     std::string bytes(count, '\0');
     size_t have = 0;
-    while (have < count) {
-      const ssize_t got = ::recv(socket_.get(), bytes.data() + have, count - have, 0);
-      EXPECT_TRUE(got >= 0 || errno == ECONNRESET) << std::strerror(errno);
-      if (got <= 0) {
+    while (have < count && !testing::Test::HasFailure()) {
+      const ptrdiff_t got =
+          channel_->read(reinterpret_cast<std::byte*>(bytes.data()) + have, count - have);
+      if (got == Channel::kOver) {
         break;
+      }
+      if (got == 0) {
+        wait(channel_->wantsRead() ? POLLIN : POLLOUT);
       }
       have += static_cast<size_t>(got);
     }
@@ -109,7 +129,12 @@ class Peer {
   }
 
  private:
-  UniqueFd socket_;
+  void wait(short events) const {
+    pollfd socket{channel_->fd(), events, 0};
+    EXPECT_GT(::poll(&socket, 1, 30'000), 0) << "nothing happens";
+  }
+
+  std::unique_ptr<Channel> channel_;
   std::optional<FrameSealer> sealer_;
   std::optional<FrameReader> reader_;
 };
@@ -121,7 +146,7 @@ std::string heldOf(const SlotHead& head, Kept kept) {
 // An agent's mesh.
 struct Node {
   explicit Node(const Clock& clock = SteadyClock::instance(), const MeshKey& key = kKey)
-      : mesh("job", wake.get(), clock), port(mesh.open(key, "127.0.0.1", 0)) {}
+      : mesh("job", wake.get(), clock), port(mesh.open(key, "127.0.0.1", 0, withTls())) {}
 
   void keep(uint16_t from, uint64_t room = 1 << 30) {
     mesh.keep({kIncarnation, kWorld, {{"127.0.0.1", from, {1}}}, room, 0});
@@ -149,7 +174,7 @@ struct Node {
 };
 
 // The mesh under test is the owner's; keepers are played.
-class MeshKeepersTest : public testing::Test {
+class MeshKeepersTest : public testing::TestWithParam<bool> {
  protected:
   void SetUp() override { node_.mesh.vault(1, owner_.fd()); }
   void seal(uint32_t slot, int64_t step, char fill) {
@@ -185,7 +210,7 @@ class MeshKeepersTest : public testing::Test {
   Node node_{clock_};
 };
 
-TEST_F(MeshKeepersTest, AKeeperGetsTheBytesThatTheOfferHasAnnounced) {
+TEST_P(MeshKeepersTest, AKeeperGetsTheBytesThatTheOfferHasAnnounced) {
   seal(0, 3, 'a');
   Peer peer = keeper();
   const SlotHead head = offer(peer);
@@ -199,7 +224,7 @@ TEST_F(MeshKeepersTest, AKeeperGetsTheBytesThatTheOfferHasAnnounced) {
   EXPECT_EQ(node_.mesh.status().sent_bytes, head.bytes());
 }
 
-TEST_F(MeshKeepersTest, AnOfferNamesTheSlotsThatTheRankStillHasAndWhetherAStepIsCommitted) {
+TEST_P(MeshKeepersTest, AnOfferNamesTheSlotsThatTheRankStillHasAndWhetherAStepIsCommitted) {
   seal(0, 3, 'a');
   seal(1, 4, 'b');
   Peer peer = keeper();
@@ -214,7 +239,7 @@ TEST_F(MeshKeepersTest, AnOfferNamesTheSlotsThatTheRankStillHasAndWhetherAStepIs
   EXPECT_EQ(head.has_committed, 1);
 }
 
-TEST_F(MeshKeepersTest, ASlotThatIsOverwrittenBeforeItIsSentIsNotTakenForWhole) {
+TEST_P(MeshKeepersTest, ASlotThatIsOverwrittenBeforeItIsSentIsNotTakenForWhole) {
   seal(0, 3, 'a');
   Peer peer = keeper();
   const SlotHead head = offer(peer);
@@ -238,7 +263,7 @@ TEST_F(MeshKeepersTest, ASlotThatIsOverwrittenBeforeItIsSentIsNotTakenForWhole) 
       Corruption);
 }
 
-TEST_F(MeshKeepersTest, ASlotThatIsOverwrittenBeforeItsOfferIsNotOffered) {
+TEST_P(MeshKeepersTest, ASlotThatIsOverwrittenBeforeItsOfferIsNotOffered) {
   seal(0, 3, 'a');
   Peer peer = keeper();
   const SlotHead first = offer(peer);
@@ -248,7 +273,7 @@ TEST_F(MeshKeepersTest, ASlotThatIsOverwrittenBeforeItsOfferIsNotOffered) {
   EXPECT_EQ(offer(peer).step, 5);
 }
 
-TEST_F(MeshKeepersTest, WhatMustWaitIsOfferedAgainAfterACommitAndNotBefore) {
+TEST_P(MeshKeepersTest, WhatMustWaitIsOfferedAgainAfterACommitAndNotBefore) {
   seal(0, 3, 'a');
   Peer peer = keeper();
   const SlotHead head = offer(peer);
@@ -265,7 +290,7 @@ TEST_F(MeshKeepersTest, WhatMustWaitIsOfferedAgainAfterACommitAndNotBefore) {
   EXPECT_EQ(offer(peer).step, 4);
 }
 
-TEST_F(MeshKeepersTest, WhatMustWaitForACommitThatCameSinceItsOfferIsOfferedAgainAtOnce) {
+TEST_P(MeshKeepersTest, WhatMustWaitForACommitThatCameSinceItsOfferIsOfferedAgainAtOnce) {
   seal(0, 3, 'a');
   Peer peer = keeper();
   const SlotHead head = offer(peer);
@@ -277,7 +302,7 @@ TEST_F(MeshKeepersTest, WhatMustWaitForACommitThatCameSinceItsOfferIsOfferedAgai
   EXPECT_EQ(again.has_committed, 1);
 }
 
-TEST_F(MeshKeepersTest, FramesThatAreNotDueEndTheirConnectionOnly) {
+TEST_P(MeshKeepersTest, FramesThatAreNotDueEndTheirConnectionOnly) {
   Node good;
   good.keep(node_.port);
   seal(0, 3, 'a');
@@ -306,7 +331,7 @@ TEST_F(MeshKeepersTest, FramesThatAreNotDueEndTheirConnectionOnly) {
   EXPECT_EQ(good.mesh.status().connected, 1);
 }
 
-TEST_F(MeshKeepersTest, AKeeperOfAnotherKeyIsCountedAndDisturbsNobody) {
+TEST_P(MeshKeepersTest, AKeeperOfAnotherKeyIsCountedAndDisturbsNobody) {
   Node other(SteadyClock::instance(), MeshKey{9});
   other.keep(node_.port);
   ASSERT_TRUE(eventually([&] { return node_.mesh.status().refused > 0; }));
@@ -318,7 +343,7 @@ TEST_F(MeshKeepersTest, AKeeperOfAnotherKeyIsCountedAndDisturbsNobody) {
   EXPECT_TRUE(other.mesh.copies().empty());
 }
 
-TEST_F(MeshKeepersTest, WhoStaysSilentIsDroppedAndAKeeperThatHasNothingToDoIsNot) {
+TEST_P(MeshKeepersTest, WhoStaysSilentIsDroppedAndAKeeperThatHasNothingToDoIsNot) {
   seal(0, 3, 'a');
   Peer peer = keeper();
   peer.say(MeshType::kHeld, heldOf(offer(peer), Kept::kYes));
@@ -330,9 +355,9 @@ TEST_F(MeshKeepersTest, WhoStaysSilentIsDroppedAndAKeeperThatHasNothingToDoIsNot
   EXPECT_EQ(offer(peer).step, 4) << "on the same connection";
 }
 
-TEST_F(MeshKeepersTest, AnotherKeyEndsTheConnectionsUnderTheFirst) {
+TEST_P(MeshKeepersTest, AnotherKeyEndsTheConnectionsUnderTheFirst) {
   Peer peer = keeper();
-  const uint16_t port = node_.mesh.open(MeshKey{9}, "127.0.0.1", 0);
+  const uint16_t port = node_.mesh.open(MeshKey{9}, "127.0.0.1", 0, withTls());
   EXPECT_TRUE(peer.isEnded());
   Node good(SteadyClock::instance(), MeshKey{9});
   good.keep(port);
@@ -340,7 +365,7 @@ TEST_F(MeshKeepersTest, AnotherKeyEndsTheConnectionsUnderTheFirst) {
   EXPECT_TRUE(eventually([&] { return node_.heard(3); }));
 }
 
-TEST_F(MeshKeepersTest, AKeeperWithRoomForOneSlotKeepsItAndSaysThatItHasNoMore) {
+TEST_P(MeshKeepersTest, AKeeperWithRoomForOneSlotKeepsItAndSaysThatItHasNoMore) {
   Node keeper;
   keeper.keep(node_.port, 30'000);
   seal(0, 3, 'a');
@@ -354,7 +379,7 @@ TEST_F(MeshKeepersTest, AKeeperWithRoomForOneSlotKeepsItAndSaysThatItHasNoMore) 
 }
 
 // The mesh under test is the keeper's; the owner is played.
-class MeshOwnersTest : public testing::Test {
+class MeshOwnersTest : public testing::TestWithParam<bool> {
  protected:
   MeshOwnersTest() : listener_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     sockaddr_in at{};
@@ -369,7 +394,8 @@ class MeshOwnersTest : public testing::Test {
   }
   // The keeper connects again whenever its connection has ended.
   Peer owner() const {
-    Peer peer(UniqueFd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)));
+    Peer peer(UniqueFd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)),
+              Tls::Side::kServer);
     peer.shakeAsOwner();
     const MeshFrame frame = peer.hear();
     EXPECT_EQ(frame.type, MeshType::kWant);
@@ -387,7 +413,7 @@ class MeshOwnersTest : public testing::Test {
   Node node_;
 };
 
-TEST_F(MeshOwnersTest, BytesThatDoNotMatchEndTheConnectionAndComeAgain) {
+TEST_P(MeshOwnersTest, BytesThatDoNotMatchEndTheConnectionAndComeAgain) {
   const SlotHead head = owner_.head(0);
   const std::string bytes = owner_.bytes(0);
   for (const size_t at : {size_t{0}, head.table_bytes, bytes.size() - 1}) {
@@ -412,7 +438,7 @@ TEST_F(MeshOwnersTest, BytesThatDoNotMatchEndTheConnectionAndComeAgain) {
   EXPECT_EQ(answer(peer).kept, Kept::kYes) << "without its bytes";
 }
 
-TEST_F(MeshOwnersTest, AnOwnerThatEndsInTheMiddleLeavesNothingThatCounts) {
+TEST_P(MeshOwnersTest, AnOwnerThatEndsInTheMiddleLeavesNothingThatCounts) {
   const SlotHead head = owner_.head(0);
   const std::string bytes = owner_.bytes(0);
   for (const size_t count : {size_t{0}, size_t{1}, bytes.size() / 2, bytes.size() - 1}) {
@@ -431,7 +457,7 @@ TEST_F(MeshOwnersTest, AnOwnerThatEndsInTheMiddleLeavesNothingThatCounts) {
   EXPECT_EQ(answer(peer).kept, Kept::kYes);
 }
 
-TEST_F(MeshOwnersTest, OffersOfWhatNobodyAskedForEndTheConnection) {
+TEST_P(MeshOwnersTest, OffersOfWhatNobodyAskedForEndTheConnection) {
   const SlotHead head = owner_.head(0);
   SlotHead foreign = head, other_world = head;
   foreign.rank = 2;
@@ -452,7 +478,7 @@ TEST_F(MeshOwnersTest, OffersOfWhatNobodyAskedForEndTheConnection) {
   EXPECT_TRUE(eventually([&] { return node_.mesh.status().problem != ""; }));
 }
 
-TEST_F(MeshOwnersTest, ASlotForWhichThereIsNoMemoryIsRefusedAndTheNextIsTaken) {
+TEST_P(MeshOwnersTest, ASlotForWhichThereIsNoMemoryIsRefusedAndTheNextIsTaken) {
   SlotHead huge = owner_.head(0);
   huge.step = 2;
   huge.payload_bytes = uint64_t{1} << 40;
@@ -495,7 +521,7 @@ class MeshFetchTest : public MeshOwnersTest {
   Node keeper_{clock_};
 };
 
-TEST_F(MeshFetchTest, AnOwnerThatSaysNothingIsGivenUp) {
+TEST_P(MeshFetchTest, AnOwnerThatSaysNothingIsGivenUp) {
   keeper_.mesh.fetch(kWorld, {1}, 1 << 30);
   const Peer peer = owner();
   const Mesh::Fetched found = outcome();
@@ -503,7 +529,7 @@ TEST_F(MeshFetchTest, AnOwnerThatSaysNothingIsGivenUp) {
   EXPECT_NE(found.problem.find("moved nothing for 10 s"), std::string::npos) << found.problem;
 }
 
-TEST_F(MeshFetchTest, WhatArrivedInPartIsNoCopy) {
+TEST_P(MeshFetchTest, WhatArrivedInPartIsNoCopy) {
   keeper_.mesh.fetch(kWorld, {1}, 1 << 30);
   {
     Peer peer = owner();
@@ -516,6 +542,10 @@ TEST_F(MeshFetchTest, WhatArrivedInPartIsNoCopy) {
   EXPECT_TRUE(outcome().ranks.empty());
   EXPECT_TRUE(keeper_.mesh.copies().empty());
 }
+
+INSTANTIATE_TEST_SUITE_P(Mesh, MeshKeepersTest, testing::Bool(), mesh_test::tlsName);
+INSTANTIATE_TEST_SUITE_P(Mesh, MeshOwnersTest, testing::Bool(), mesh_test::tlsName);
+INSTANTIATE_TEST_SUITE_P(Mesh, MeshFetchTest, testing::Bool(), mesh_test::tlsName);
 
 }  // namespace mesh_peers_test
 }  // namespace reft::agent

@@ -1,4 +1,4 @@
-// Two agents' meshes over this host's loopback.
+// Two agents' meshes over this host's loopback, with and without TLS.
 #include "agent/mesh/mesh.h"
 
 #include <gtest/gtest.h>
@@ -23,6 +23,7 @@ using mesh_test::eventually;
 using mesh_test::fillOf;
 using mesh_test::kWorld;
 using mesh_test::Owner;
+using mesh_test::withTls;
 
 constexpr uint64_t kIncarnation = 7;
 const MeshKey kKey{1, 2, 3};
@@ -34,8 +35,8 @@ struct Node {
   uint16_t port = 0;
   std::vector<Mesh::Event> events;
 
-  explicit Node(const MeshKey& key = kKey, uint16_t wanted = 0) {
-    port = mesh->open(key, "127.0.0.1", wanted);
+  explicit Node(const MeshKey& key = kKey, uint16_t wanted = 0, bool tls = withTls()) {
+    port = mesh->open(key, "127.0.0.1", wanted, tls);
   }
   // Whether a slot of a rank has been answered.
   bool heard(int rank, int64_t step, bool held = true) {
@@ -70,7 +71,7 @@ bool isClosed(const UniqueFd& socket) {
   return got == 0 || (got < 0 && errno != EAGAIN);
 }
 
-class MeshTest : public testing::Test {
+class MeshTest : public testing::TestWithParam<bool> {
  protected:
   void seal(Owner& owner, int rank, uint32_t slot, int64_t step, char fill) {
     owner.seal(slot, step, kIncarnation, fill);
@@ -79,7 +80,7 @@ class MeshTest : public testing::Test {
   Node node_;  // of the owner
 };
 
-TEST_F(MeshTest, ASealedSlotIsOnTheOtherNode) {
+TEST_P(MeshTest, ASealedSlotIsOnTheOtherNode) {
   Owner one(1), two(2);
   node_.mesh->vault(1, one.fd());
   node_.mesh->vault(2, two.fd());
@@ -96,9 +97,35 @@ TEST_F(MeshTest, ASealedSlotIsOnTheOtherNode) {
   EXPECT_EQ(keeper.mesh->copyOf(2, kWorld + 1), nullptr);
   EXPECT_GT(keeper.mesh->status().taken_bytes, 2 * mesh_test::kPayload);
   EXPECT_EQ(node_.mesh->status().keepers, 1);
+  EXPECT_EQ(node_.mesh->status().tls, withTls());
 }
 
-TEST_F(MeshTest, StepAfterStepArrives) {
+TEST_P(MeshTest, ASlotOfManyMegabytesArrives) {
+  Owner owner(1, 20'000'001);
+  node_.mesh->vault(1, owner.fd());
+  Node keeper;
+  keeper.keep(node_.port, {1});
+  seal(owner, 1, 0, 3, 'a');
+  seal(owner, 1, 1, 4, 'b');
+  ASSERT_TRUE(eventually([&] { return node_.heard(1, 3) && node_.heard(1, 4); }));
+  EXPECT_EQ(keeper.fill(1, 3), 'a');
+  EXPECT_EQ(keeper.fill(1, 4), 'b');
+}
+
+// More comes at once than is read in one pass, and nothing comes afterwards.
+TEST_P(MeshTest, ASmallBudgetLeavesNothingBehind) {
+  Owner owner;
+  node_.mesh->vault(1, owner.fd());
+  Node keeper;
+  keeper.mesh = std::make_unique<Mesh>("job", keeper.wake.get(), SteadyClock::instance(), 1000);
+  keeper.mesh->open(kKey, "127.0.0.1", 0, withTls());
+  keeper.keep(node_.port, {1});
+  seal(owner, 1, 0, 3, 'a');
+  ASSERT_TRUE(eventually([&] { return node_.heard(1, 3); }));
+  EXPECT_EQ(keeper.fill(1, 3), 'a');
+}
+
+TEST_P(MeshTest, StepAfterStepArrives) {
   Owner owner;
   node_.mesh->vault(1, owner.fd());
   Node keeper;
@@ -111,7 +138,7 @@ TEST_F(MeshTest, StepAfterStepArrives) {
   }
 }
 
-TEST_F(MeshTest, WhatWasSealedBeforeTheKeeperCameArrivesToo) {
+TEST_P(MeshTest, WhatWasSealedBeforeTheKeeperCameArrivesToo) {
   Owner owner;
   node_.mesh->vault(1, owner.fd());
   seal(owner, 1, 0, 3, 'a');
@@ -124,7 +151,7 @@ TEST_F(MeshTest, WhatWasSealedBeforeTheKeeperCameArrivesToo) {
   EXPECT_TRUE(eventually([&] { return keeper->fill(1, 3) == 'a' && keeper->fill(1, 4) == 'b'; }));
 }
 
-TEST_F(MeshTest, AKeeperFindsAnOwnersAgentThatWasStartedAgain) {
+TEST_P(MeshTest, AKeeperFindsAnOwnersAgentThatWasStartedAgain) {
   Owner owner;
   auto first = std::make_unique<Node>();
   first->mesh->vault(1, owner.fd());
@@ -147,7 +174,7 @@ TEST_F(MeshTest, AKeeperFindsAnOwnersAgentThatWasStartedAgain) {
   EXPECT_EQ(keeper.fill(1, 4), 'b');
 }
 
-TEST_F(MeshTest, AKeeperOfAnotherJobGetsNothing) {
+TEST_P(MeshTest, AKeeperOfAnotherJobGetsNothing) {
   Owner owner;
   node_.mesh->vault(1, owner.fd());
   seal(owner, 1, 0, 3, 'a');
@@ -163,7 +190,47 @@ TEST_F(MeshTest, AKeeperOfAnotherJobGetsNothing) {
   EXPECT_TRUE(other.mesh->copies().empty());
 }
 
-TEST_F(MeshTest, StrangersDisturbNothing) {
+TEST_P(MeshTest, AnAgentThatHasAnotherSettingOfTlsGetsNothingAndBothFindOutWhy) {
+  Owner owner;
+  node_.mesh->vault(1, owner.fd());
+  seal(owner, 1, 0, 3, 'a');
+  testing::internal::CaptureStderr();
+  {
+    Node other(kKey, 0, !withTls());
+    other.keep(node_.port, {1});
+    EXPECT_TRUE(eventually([&] {
+      return other.mesh->status().problem.find("REFT_MESH_TLS differs") != std::string::npos;
+    })) << other.mesh->status().problem;
+    EXPECT_EQ(other.mesh->status().connected, 0);
+    EXPECT_TRUE(other.mesh->copies().empty());
+  }
+  EXPECT_NE(testing::internal::GetCapturedStderr().find(
+                "mesh: a connection: REFT_MESH_TLS differs between the nodes: set it to the same"),
+            std::string::npos);
+  EXPECT_EQ(node_.mesh->status().keepers, 0);
+  EXPECT_EQ(node_.mesh->status().sent_bytes, 0u);
+  Node keeper;
+  keeper.keep(node_.port, {1});
+  ASSERT_TRUE(eventually([&] { return node_.heard(1, 3); }));
+  EXPECT_EQ(keeper.fill(1, 3), 'a');
+}
+
+TEST_P(MeshTest, AnotherSettingOfTlsEndsTheConnectionsBefore) {
+  Owner owner;
+  node_.mesh->vault(1, owner.fd());
+  Node keeper;
+  keeper.keep(node_.port, {1});
+  ASSERT_TRUE(eventually([&] { return keeper.mesh->status().connected == 1; }));
+  const uint16_t port = node_.mesh->open(kKey, "127.0.0.1", 0, !withTls());
+  ASSERT_TRUE(eventually([&] { return node_.mesh->status().keepers == 0; }));
+  EXPECT_EQ(node_.mesh->status().tls, !withTls());
+  Node other(kKey, 0, !withTls());
+  other.keep(port, {1});
+  seal(owner, 1, 0, 3, 'a');
+  EXPECT_TRUE(eventually([&] { return other.fill(1, 3) == 'a'; }));
+}
+
+TEST_P(MeshTest, StrangersDisturbNothing) {
   Owner owner;
   node_.mesh->vault(1, owner.fd());
   std::vector<UniqueFd> strangers;
@@ -187,7 +254,7 @@ TEST_F(MeshTest, StrangersDisturbNothing) {
   EXPECT_EQ(node_.mesh->status().keepers, 1);
 }
 
-TEST_F(MeshTest, AKeeperWithoutMemorySaysSo) {
+TEST_P(MeshTest, AKeeperWithoutMemorySaysSo) {
   Owner owner;
   node_.mesh->vault(1, owner.fd());
   Node keeper;
@@ -197,7 +264,7 @@ TEST_F(MeshTest, AKeeperWithoutMemorySaysSo) {
   EXPECT_EQ(keeper.fill(1, 3), '?');
 }
 
-TEST_F(MeshTest, ASlotThatMustWaitIsOfferedAgainAfterACommit) {
+TEST_P(MeshTest, ASlotThatMustWaitIsOfferedAgainAfterACommit) {
   Owner before;
   before.seal(0, 5, 1, 'a');
   before.seal(1, 6, 1, 'b');
@@ -216,7 +283,7 @@ TEST_F(MeshTest, ASlotThatMustWaitIsOfferedAgainAfterACommit) {
   EXPECT_EQ(keeper.fill(1, 8), 'd');
 }
 
-TEST_F(MeshTest, CopiesThatAreNoLongerItsToKeepGoWithTheFirstCommit) {
+TEST_P(MeshTest, CopiesThatAreNoLongerItsToKeepGoWithTheFirstCommit) {
   Owner owner;
   node_.mesh->vault(1, owner.fd());
   Node keeper;
@@ -229,7 +296,7 @@ TEST_F(MeshTest, CopiesThatAreNoLongerItsToKeepGoWithTheFirstCommit) {
   EXPECT_TRUE(eventually([&] { return keeper.mesh->copies().empty(); }));
 }
 
-TEST_F(MeshTest, WithoutMemoryForOthersAllCopiesGoAtOnce) {
+TEST_P(MeshTest, WithoutMemoryForOthersAllCopiesGoAtOnce) {
   Owner owner;
   node_.mesh->vault(1, owner.fd());
   Node keeper;
@@ -254,7 +321,7 @@ void remember(Node& keeper, uint16_t port) {
   keeper.mesh->keep({kIncarnation, kWorld, {{"127.0.0.1", port, {1, 2}}}, 0, 0, true});
 }
 
-TEST_F(MeshTest, WhatANodeWithoutRanksHasIsFetchedOnDemand) {
+TEST_P(MeshTest, WhatANodeWithoutRanksHasIsFetchedOnDemand) {
   Owner one(1), two(2);
   node_.mesh->vault(1, one.fd());
   node_.mesh->vault(2, two.fd());
@@ -280,7 +347,7 @@ TEST_F(MeshTest, WhatANodeWithoutRanksHasIsFetchedOnDemand) {
   EXPECT_EQ(keeper.fill(2, 4), 'c');
 }
 
-TEST_F(MeshTest, NothingIsCopiedBeforeItIsFetchedAndNothingStaysAfterACommit) {
+TEST_P(MeshTest, NothingIsCopiedBeforeItIsFetchedAndNothingStaysAfterACommit) {
   Owner owner(1);
   node_.mesh->vault(1, owner.fd());
   Node keeper;
@@ -295,7 +362,7 @@ TEST_F(MeshTest, NothingIsCopiedBeforeItIsFetchedAndNothingStaysAfterACommit) {
   EXPECT_TRUE(eventually([&] { return keeper.mesh->copies().empty(); }));
 }
 
-TEST_F(MeshTest, AFetchEndsIfNobodyAnswers) {
+TEST_P(MeshTest, AFetchEndsIfNobodyAnswers) {
   Node keeper;
   auto gone = std::make_unique<Node>();
   remember(keeper, gone->port);
@@ -307,7 +374,7 @@ TEST_F(MeshTest, AFetchEndsIfNobodyAnswers) {
   EXPECT_EQ(fetched(keeper, {1}, kWorld + 1).problem, "") << "of another job";
 }
 
-TEST_F(MeshTest, ACommitOfAnAttemptThatRemembersNothingEndsWhatAnEarlierOneKept) {
+TEST_P(MeshTest, ACommitOfAnAttemptThatRemembersNothingEndsWhatAnEarlierOneKept) {
   Owner owner(1);
   node_.mesh->vault(1, owner.fd());
   Node keeper;
@@ -319,7 +386,7 @@ TEST_F(MeshTest, ACommitOfAnAttemptThatRemembersNothingEndsWhatAnEarlierOneKept)
   EXPECT_EQ(fetched(keeper, {1}).ranks, std::vector<int>{});
 }
 
-TEST_F(MeshTest, EachFetchHasItsOwnOutcome) {
+TEST_P(MeshTest, EachFetchHasItsOwnOutcome) {
   Owner owner(1);
   node_.mesh->vault(1, owner.fd());
   seal(owner, 1, 0, 3, 'a');
@@ -339,7 +406,7 @@ TEST_F(MeshTest, EachFetchHasItsOwnOutcome) {
   EXPECT_EQ(found[1].ranks, std::vector<int>{1});
 }
 
-TEST_F(MeshTest, AFetchFromAnAgentOfAnotherJobEnds) {
+TEST_P(MeshTest, AFetchFromAnAgentOfAnotherJobEnds) {
   Node keeper;
   const Node other(MeshKey{9});
   remember(keeper, other.port);
@@ -348,7 +415,7 @@ TEST_F(MeshTest, AFetchFromAnAgentOfAnotherJobEnds) {
   EXPECT_NE(found.problem, "");
 }
 
-TEST_F(MeshTest, AKeeperThatCopiesAllTheTimeFetchesNothing) {
+TEST_P(MeshTest, AKeeperThatCopiesAllTheTimeFetchesNothing) {
   Node keeper;
   keeper.keep(node_.port, {1});
   ASSERT_TRUE(eventually([&] { return keeper.mesh->status().connected == 1; }));
@@ -356,11 +423,13 @@ TEST_F(MeshTest, AKeeperThatCopiesAllTheTimeFetchesNothing) {
   EXPECT_EQ(keeper.mesh->status().connected, 1) << "and stays connected";
 }
 
-TEST_F(MeshTest, AnAddressOfNoHostHereIsAnError) {
+TEST_P(MeshTest, AnAddressOfNoHostHereIsAnError) {
   Node other;
   EXPECT_THROW(other.mesh->open(kKey, "192.0.2.77", 0), SystemError);
   EXPECT_THROW(other.mesh->open(kKey, "localhost", 0), Unavailable) << "no name is looked up";
 }
+
+INSTANTIATE_TEST_SUITE_P(Mesh, MeshTest, testing::Bool(), mesh_test::tlsName);
 
 }  // namespace mesh_tests
 }  // namespace reft::agent

@@ -1,5 +1,5 @@
-// What tests of the mesh share: the vault of a rank with slots of known contents, a connection, and
-// a wait.
+// What tests of the mesh share: the vault of a rank with slots of known contents, a connection, a
+// wait, and whether a test that runs twice is the one with TLS.
 #pragma once
 
 #include <arpa/inet.h>
@@ -31,8 +31,10 @@ constexpr int kWorld = 4;
 // A rank's own vault.
 class Owner {
  public:
-  explicit Owner(int rank = 1)
-      : rank_(rank), vault_(Vault::create({"job", rank, kWorld}, 2, 64)), table_(tableOf(rank)) {}
+  explicit Owner(int rank = 1, uint64_t payload = kPayload)
+      : rank_(rank),
+        vault_(Vault::create({"job", rank, kWorld}, 2, 64)),
+        table_(tableOf(rank, payload)) {}
 
   int fd() const { return vault_->fd(); }
   Vault& vault() { return *vault_; }
@@ -109,10 +111,10 @@ class Owner {
   }
 
  private:
-  static SnapshotTable tableOf(int rank) {
+  static SnapshotTable tableOf(int rank, uint64_t payload) {
     return buildTable(rank, kWorld,
-                      {{"w", "uint8", {static_cast<int64_t>(kPayload)}, kPayload, 1u, -1, false}},
-                      {}, "none", {}, kChunk);
+                      {{"w", "uint8", {static_cast<int64_t>(payload)}, payload, 1u, -1, false}}, {},
+                      "none", {}, kChunk);
   }
 
   int rank_;
@@ -153,6 +155,14 @@ inline bool eventually(const std::function<bool()>& done) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
   return true;
+}
+
+// In tests of suites with a parameter only.
+inline bool withTls() {
+  return testing::WithParamInterface<bool>::GetParam();
+}
+inline std::string tlsName(const testing::TestParamInfo<bool>& info) {
+  return info.param ? "tls" : "plain";
 }
 
 }  // namespace reft::agent::mesh_test
