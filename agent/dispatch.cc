@@ -171,7 +171,7 @@ void Dispatch::fromRank(Connection& peer, RankState& rank, wire::Frame& frame, i
       return;
     case wire::Type::kMeshOpen:
       openMesh(parseMeshOpen(frame.payload));
-      peer.send(wire::Type::kMeshAt, dumpJson({{"port", mesh_port_}}));
+      peer.send(wire::Type::kMeshAt, dumpJson({{"port", mesh_port_}, {"tls", mesh_tls_}}));
       return;
     case wire::Type::kMeshKeep: keepCopies(rank, parseMeshKeep(frame.payload)); return;
     case wire::Type::kMeshFetch: fetchCopies(peer, parseMeshFetch(frame.payload)); return;
@@ -253,8 +253,9 @@ void Dispatch::recount(RankState& rank, int64_t now_ns) {
 }
 
 void Dispatch::openMesh(const MeshOpen& open) {
-  mesh_port_ = mesh_.open(open.key, open.address, static_cast<uint16_t>(open.port));
+  mesh_port_ = mesh_.open(open.key, open.address, static_cast<uint16_t>(open.port), open.tls);
   mesh_key_ = open.key;
+  mesh_tls_ = open.tls;
   for (auto& [number, rank] : ranks_.all()) {
     if (rank.vault.fd) {
       mesh_.vault(number, rank.vault.fd.get());
@@ -264,7 +265,7 @@ void Dispatch::openMesh(const MeshOpen& open) {
 
 void Dispatch::keepCopies(RankState& rank, const MeshKeep& keep) {
   try {
-    if (!mesh_.isOpen() || keep.open.key != mesh_key_) {
+    if (!mesh_.isOpen() || keep.open.key != mesh_key_ || keep.open.tls != mesh_tls_) {
       openMesh(keep.open);
     }
   } catch (const Error& error) {  // not the rank's fault: its votes go on

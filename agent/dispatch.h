@@ -76,6 +76,7 @@ class Dispatch {
   bool behind_ = false;                    // what people were told of gate_ last
   MeshKey mesh_key_{};
   uint16_t mesh_port_ = 0;
+  bool mesh_tls_ = false;
   AgentState state_;
   LineBudget lines_;  // that peers cause
 };

@@ -166,6 +166,8 @@ MeshOpen meshOpenIn(const json& from) {
   }
   open.address = text(from, "address", kMostAddress);
   open.port = static_cast<int>(integer(from, "port", 0, UINT16_MAX));
+  const int64_t off = 0;
+  open.tls = integer(from, "tls", 0, 1, &off) == 1;
   return open;
 }
 

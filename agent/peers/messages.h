@@ -65,11 +65,13 @@ struct StacksRequest {
 StacksRequest parseStacksRequest(std::string_view payload);
 uint64_t parseStackReplyId(std::string_view payload);
 
-// {"key", "address", "port"} of kMeshOpen: the agent is to take connections of other nodes there.
+// {"key", "address", "port", "tls"} of kMeshOpen: the agent is to take connections of other nodes
+// there. "tls" 1: encrypted ones, and no others.
 struct MeshOpen {
   Sha256 key{};
   std::string address;  // numeric
   int port = 0;         // 0: any
+  bool tls = false;
 };
 MeshOpen parseMeshOpen(std::string_view payload);
 

@@ -202,6 +202,7 @@ json meshJson(const Mesh::Status& mesh, const std::vector<Mesh::Copy>& copies) {
     ranks.push_back(copy.rank);
   }
   return {{"port", mesh.port},
+          {"tls", mesh.tls},
           {"keepers", mesh.keepers},
           {"sources", mesh.sources},
           {"connected", mesh.connected},

@@ -80,6 +80,10 @@ namespace reft {
     "their node.") \
   X(mesh_bytes_per_sec, "REFT_MESH_BYTES_PER_SEC", kBytes, "0", "0 or a size", \
     "Most bytes per second that an agent sends to another node. 0: no limit.") \
+  X(mesh_tls, "REFT_MESH_TLS", kChoice, "off", "off|on", \
+    "on: what agents of different nodes send each other is encrypted (TLS 1.3, under a key that is " \
+    "derived from the job's secret). Set it to the same value on all nodes: agents with it and " \
+    "without it refuse each other, and snapshots then stay on their node.") \
   X(snapshot_every, "REFT_SNAPSHOT_EVERY", kInt, "1", "1..1000000", \
     "Steps from one snapshot to the next.") \
   X(snapshot_overhead_percent, "REFT_SNAPSHOT_OVERHEAD_PERCENT", kInt, "0", "0..100", \

@@ -81,11 +81,18 @@ class Job:
 
     def committed(self, node: int) -> int:
         """The newest step that the agent of a node knows to be committed; -1: none."""
+        newest = self.status(node)["newest_committed"]
+        return int(newest["step"]) if newest else -1
+
+    def mesh(self, node: int) -> dict[str, Any]:
+        """How the agent of a node is connected to others."""
+        return dict(self.status(node)["mesh"])
+
+    def status(self, node: int) -> dict[str, Any]:
         socket = self.folder / "run" / self.id / f"node-{node}" / "agent.sock"
         with agent_protocol.AgentConnection(socket, timeout_sec=10) as connection:
             _, status, _ = connection.request(agent_protocol.STATUS_REQUEST)
-        newest = status["newest_committed"]
-        return int(newest["step"]) if newest else -1
+        return dict(status)
 
     def lose_node(self, *ranks: str) -> None:
         """Kills the agent of node 1 and its ranks once step 5 is there."""
@@ -253,14 +260,16 @@ def test_lost_node_without_protection_starts_over_and_says_so(tmp_path: Path, re
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("protection", ["peer", "auto"])
-def test_lost_node_comes_back_exactly_from_its_copy(tmp_path: Path, protection: str) -> None:
+@pytest.mark.parametrize(("protection", "tls"), [("peer", "off"), ("peer", "on"), ("auto", "off")])
+def test_lost_node_comes_back_exactly_from_its_copy(tmp_path: Path, protection: str, tls: str) -> None:
     """State that only the lost rank had, and its random state."""
     (tmp_path / "reference").mkdir()
     (tmp_path / "lost").mkdir()
     undisturbed = OwnStateJob(tmp_path / "reference")
     undisturbed.finish()
-    job = OwnStateJob(tmp_path / "lost", REFT_SNAPSHOT_PROTECTION=protection)
+    job = OwnStateJob(tmp_path / "lost", REFT_SNAPSHOT_PROTECTION=protection, REFT_MESH_TLS=tls)
+    job.wait_for_step(1)
+    assert job.mesh(0)["tls"] == job.mesh(1)["tls"] == (tls == "on")
     job.lose_node("1")
     text = job.finish()
     chosen = "REFT_SNAPSHOT_PROTECTION=auto: peer; not aec, arc, aor: no other rank has"
@@ -269,6 +278,16 @@ def test_lost_node_comes_back_exactly_from_its_copy(tmp_path: Path, protection: 
     assert re.search(r"resumed at step \d+", text), text
     assert "NOT survived" not in text and "small state is that of replicas" not in text, text
     assert job.finals() == undisturbed.finals()
+
+
+@pytest.mark.slow
+def test_nodes_whose_settings_of_tls_differ_train_without_copies_and_say_why(tmp_path: Path, reference: str) -> None:
+    settings = [{"REFT_MESH_TLS": "on"}, {}]
+    text = Job(tmp_path, REFT_SNAPSHOT_PROTECTION="peer", per_node=settings).finish()
+    differs = "NOT survived: copies of snapshots cannot go to another node: REFT_MESH_TLS differs between the nodes"
+    assert f"node 0: a lost node is {differs} (node 0: on, node 1: off): set it to the same" in text, text
+    assert f"node 1: a lost node is {differs} (node 1: off, node 0: on): set it to the same" in text, text
+    assert final(text) == reference
 
 
 @pytest.mark.slow

@@ -431,7 +431,8 @@ def copies_of(job: str, status: dict[str, Any]) -> list[Finding]:
     if not mesh:
         return []
     kept = _voice.ranks(mesh["copies"]) if mesh["copies"] else "no rank"
-    findings = [Finding(OK, job, f"this node keeps copies of {kept} of other nodes")]
+    how = ", over encrypted connections" if mesh.get("tls") else ""
+    findings = [Finding(OK, job, f"this node keeps copies of {kept} of other nodes{how}")]
     if mesh["connected"] < mesh["sources"]:
         missing = mesh["sources"] - mesh["connected"]
         why = mesh["problem"] or "not connected"

@@ -6,8 +6,9 @@ The nodes' failure domains form a ring, and a node of the next domain is a node'
 rank of each node has its agent listen, publishes where, and tells it of which nodes it is the
 keeper. With `peer`, an agent has copies of these all the time. Without, it only remembers where
 they are, and fetches what is there when a restart lacks it: an accelerator fails, the job goes on
-elsewhere, and the host with its agent and the vaults lives. What agents say to each other, and what
-they prove to each other first, is in `agent/mesh/`.
+elsewhere, and the host with its agent and the vaults lives. What agents say to each other, what
+they prove to each other first, and what encrypts it (REFT_MESH_TLS, the same on all nodes), is in
+`agent/mesh/`.
 
 Threads: the training thread. Errors: none: `Copies` warns, and training has snapshots then that a
 lost node does not survive.
@@ -144,6 +145,10 @@ def fetch(
     return found
 
 
+class TlsDiffers(ValueError):
+    """Another node has another REFT_MESH_TLS: their agents would refuse each other."""
+
+
 class Copies:
     """This node's part, for its first rank; of other ranks there is nothing to do.
 
@@ -164,6 +169,7 @@ class Copies:
         wanted: bool,
     ) -> None:
         self._env, self._job, self._store, self._client = env, job, store, client
+        self._tls: str = env["mesh_tls"]  # "on" or "off"
         self.why_not = ""
         self._opened: dict[str, Any] | None = None  # where this node's agent listens
         self._sources_found: list[dict[str, Any]] | None = None
@@ -198,13 +204,21 @@ class Copies:
         try:
             here = "127.0.0.1" if len(set(job.layout.hosts)) == 1 else ""
             address = own_address(self._env["mesh_address"] or here)
-            wanted = {"key": key_of(self._store.mesh_key, job.id), "address": address, "port": 0}
+            wanted = {
+                "key": key_of(self._store.mesh_key, job.id),
+                "address": address,
+                "port": 0,
+                "tls": int(self._tls == "on"),
+            }
             answer, _ = self._client.request(
                 agent_protocol.MESH_OPEN, json.dumps(wanted), agent_protocol.MESH_AT, _ANSWER_MS
             )
-            port = int(json.loads(answer)["port"])
+            said = json.loads(answer)
+            if bool(said.get("tls")) != (self._tls == "on"):
+                raise RuntimeError("the running agent is of a version without REFT_MESH_TLS")
+            port = int(said["port"])
         finally:  # the node that is to keep copies of this one's ranks waits for it
-            self._store.put(AGENT, f"mesh/{job.node}", job.rank, f"{port} {address}")
+            self._store.put(AGENT, f"mesh/{job.node}", job.rank, f"{port} {address} {self._tls}")
         return {**wanted, "port": port, "rate": self._env["mesh_bytes_per_sec"]}
 
     def _sources(self, seconds: float) -> list[dict[str, Any]]:
@@ -213,13 +227,23 @@ class Copies:
         return [source for source in sources if source is not None]
 
     def _source(self, node: int, seconds: float) -> dict[str, Any] | None:
-        """Where the agent of a node listens; None if it does not."""
+        """Where the agent of a node listens; None if it does not.
+
+        Raises:
+            TlsDiffers: that node encrypts and this one does not, or the other way round.
+        """
         ranks, key = self._job.layout.nodes[node], f"mesh/{node}"
         self._store.wait([key], timedelta(seconds=float(seconds)))
         said = self._store.read(AGENT, key, ranks[0], _LONGEST_ANSWER, was_there=True).decode()
-        port, _, address = said.partition(" ")
+        port, _, rest = said.partition(" ")
         if port == "0":
             return None
+        address, _, tls = rest.partition(" ")
+        if tls != self._tls:
+            raise TlsDiffers(
+                f"REFT_MESH_TLS differs between the nodes (node {self._job.node}: {self._tls},"
+                f" node {node}: {tls or 'not known'}): set it to the same value on all of them"
+            )
         return {"address": str(ipaddress.ip_address(address)), "port": int(port), "ranks": ranks}
 
     def keep(self, own_bytes: int) -> None:
@@ -238,7 +262,8 @@ class Copies:
             if self._sources_found is None:
                 self._sources_found = self._sources(_PUBLISHED_SEC)
         except Exception as error:  # noqa: BLE001  # this node keeps nothing for others
-            say = _voice.warn if copied else _voice.debug
+            differs = isinstance(error, TlsDiffers) and not self.why_not
+            say = _voice.warn if copied or differs else _voice.debug
             say(f"node {job.node}: other nodes' vaults stay there: {error or type(error).__name__}")
             if not copied:
                 return

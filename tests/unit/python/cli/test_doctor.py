@@ -50,7 +50,9 @@ def test_an_inexact_resume_is_one_and_so_is_each_difference() -> None:
 def test_copies_that_no_node_keeps_are_a_warning() -> None:
     mesh = {"copies": [2, 3], "connected": 1, "sources": 1, "keepers": 1, "problem": ""}
     (kept,) = copies_of("train", {"mesh": mesh})
-    assert kept.result == OK and "copies of ranks 2" in kept.text, kept
+    assert kept.result == OK and "copies of ranks 2" in kept.text and "encrypted" not in kept.text, kept
+    (kept,) = copies_of("train", {"mesh": {**mesh, "tls": True}})
+    assert kept.text.endswith("of other nodes, over encrypted connections"), kept
     alone = {**mesh, "connected": 0, "keepers": 0, "problem": "Connection refused"}
     _, reach, missing = copies_of("train", {"mesh": alone})
     assert reach.result == missing.result == WARN

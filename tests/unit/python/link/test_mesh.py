@@ -163,6 +163,103 @@ def test_nothing_is_sent_to_find_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ipaddress.ip_address(mesh._towards("127.0.0.1")).is_loopback
 
 
+# -- encryption
+
+
+class Store:
+    """A store in which the other node has said already where it listens."""
+
+    mesh_key = b"k" * 32
+
+    def __init__(self, other: str) -> None:
+        self.put_by_us: dict[str, str] = {}
+        self._other = other
+
+    def put(self, kind: Any, key: str, rank: int, value: str) -> None:
+        self.put_by_us[key] = value
+
+    def wait(self, keys: list[str], timeout: Any) -> None:
+        pass
+
+    def read(self, kind: Any, key: str, rank: int, longest: int, was_there: bool) -> bytes:
+        return self._other.encode()
+
+
+class Agent:
+    def __init__(self, answer: dict[str, Any]) -> None:
+        self.asked: list[Any] = []
+        self.kept: list[Any] = []
+        self._answer = answer
+
+    def request(self, kind: int, payload: str, wanted: int, ms: int) -> tuple[str, int]:
+        self.asked.append(json.loads(payload))
+        return json.dumps(self._answer), -1
+
+    def keep_saying(self, kind: int, payload: str) -> None:
+        self.kept.append(json.loads(payload))
+
+
+def copies(
+    tls: str, other: str, protection: str = "peer", answers_tls: bool | None = None
+) -> tuple[mesh.Copies, Store, Agent, dict[str, Any]]:
+    """Those of node 0 of two, whose agent listens at port 77."""
+    env = {"snapshot_protection": protection, "mesh_address": "127.0.0.1", "mesh_bytes_per_sec": 5,
+           "mesh_tls": tls, "connect_sec": 1, "snapshot_host_bytes": 1 << 20}  # fmt: skip
+    job: Any = SimpleNamespace(
+        id="job", node=0, rank=0, local_rank=0, local_world=1, layout=Layout(((0,), (1,)), (0, 1))
+    )
+    store: Any = Store(other)
+    said = {} if answers_tls is None else {"tls": answers_tls}
+    agent: Any = Agent({"port": 77, **said})
+    return mesh.Copies(env, job, store, agent, True), store, agent, env
+
+
+@pytest.mark.parametrize("tls", ["on", "off"])
+def test_the_agent_and_the_other_nodes_learn_whether_to_encrypt(tls: str) -> None:
+    ours, store, agent, env = copies(tls, f"78 10.0.0.1 {tls}", answers_tls=tls == "on")
+    ours.keep(1000)
+    assert agent.asked[0]["tls"] == (tls == "on")
+    assert store.put_by_us == {"mesh/0": f"77 127.0.0.1 {tls}"}
+    (kept,) = agent.kept
+    assert kept["tls"] == (tls == "on") and kept["port"] == 77
+    assert kept["sources"] == [{"address": "10.0.0.1", "port": 78, "ranks": [1]}]
+    assert ours.why_not == "" and env["snapshot_protection"] == "peer"
+
+
+@pytest.mark.parametrize(("own", "other"), [("on", "off"), ("off", "on"), ("on", "")])
+def test_a_node_that_differs_is_a_warning_that_says_what_to_set(
+    capsys: pytest.CaptureFixture[str], own: str, other: str
+) -> None:
+    ours, _, agent, env = copies(own, f"78 10.0.0.1 {other}".strip(), answers_tls=own == "on")
+    said = f"REFT_MESH_TLS differs between the nodes (node 0: {own}, node 1: {other or 'not known'}): set it to"
+    assert said in ours.why_not
+    ours.keep(1000)
+    assert env["snapshot_protection"] == "none" and agent.kept == []
+    printed = capsys.readouterr().err
+    assert printed.count(said) == 1 and "a lost node is NOT survived" in printed
+
+
+def test_a_node_that_differs_is_a_warning_too_where_nothing_is_copied_before_a_restart(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ours, _, agent, _ = copies("on", "78 10.0.0.1 off", protection="none", answers_tls=True)
+    ours.keep(1000)
+    assert "other nodes' vaults stay there: REFT_MESH_TLS differs" in capsys.readouterr().err
+    assert agent.kept == []
+
+
+def test_an_agent_that_does_not_confirm_that_it_encrypts_is_not_relied_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ours, store, _, env = copies("on", "78 10.0.0.1 on", answers_tls=None)
+    assert "a version without REFT_MESH_TLS" in ours.why_not
+    assert store.put_by_us["mesh/0"].startswith("0 ")
+    assert env["snapshot_protection"] == "none"
+    assert "a lost node is NOT survived" in capsys.readouterr().err
+    ours, _, _, _ = copies("off", "78 10.0.0.1 off", answers_tls=None)
+    assert ours.why_not == ""
+
+
 # -- vaults of nodes without ranks
 
 
