@@ -222,7 +222,7 @@ def draw(
         ("arc", "arc:2", "aec"), ["replicas", "replicas", "dropout"]
     )
     state = rng.choice(states or fitting.get(protection, STATES))
-    env = _draw_settings(rng)
+    env = _draw_settings(rng, number)
     if kind in ("launcher", "power", "moved"):
         # Without it, torch 2.11 tells a new launcher in a later round no MASTER_ADDR.
         env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -253,11 +253,12 @@ def draw(
     return case
 
 
-def _draw_settings(rng: random.Random) -> dict[str, str]:
+def _draw_settings(rng: random.Random, number: int) -> dict[str, str]:
     return {
         "REFT_SNAPSHOT_SLOTS": rng.choice(["2", "2", "3"]),
         "REFT_SNAPSHOT_CHUNK_BYTES": rng.choice(["64K", "4M"]),
         "REFT_MESH_BYTES_PER_SEC": rng.choice(["0", "0", "1M"]),
+        "REFT_MESH_TLS": ("off", "on")[number % 2],
         "REFT_RESUME_VERIFY": rng.choice(["off", "off", "auto"]),
     }
 
@@ -274,7 +275,7 @@ def _draw_shrink(
     names, kept = protections or list(PROTECTIONS), states or STATES
     protection = rng.choices(names, [PROTECTIONS[name] for name in names])[0]
     state = rng.choices(kept, [SHRINK_STATES[name] for name in kept])[0]
-    env = _draw_settings(rng)
+    env = _draw_settings(rng, number)
     if rng.random() < 0.5:  # else the ranks use the launchers' store
         env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     how = rng.choices(list(SHRINKS), list(SHRINKS.values()))[0]
