@@ -151,6 +151,9 @@ namespace reft {
     "What reft does after the report of a hang. report: nothing. abort: ends the ranks, so " \
     "that the launcher restarts them and they resume; needs a launcher with restarts " \
     "(`--max-restarts`).") \
+  X(check_drain, "REFT_CHECK_DRAIN", kChoice, "print", "print|run", \
+    "What `reft check` does, in a Slurm job, on a node that is to be excluded. print: shows the " \
+    "`scontrol` command that drains it. run: runs that command on the node.") \
   X(op_log_records, "REFT_OP_LOG_RECORDS", kInt, "16384", "256..16777216", \
     "Internal: records in the op log of a rank.") \
   X(connect_sec, "REFT_CONNECT_SEC", kSeconds, "10", "0.1..600", \

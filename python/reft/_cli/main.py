@@ -13,6 +13,7 @@ import click
 import reft
 
 _COMMANDS = {
+    "check": "Find nodes, network cards and links that are slow or broken.",
     "doctor": "Check this machine and its settings.",
     "drill": "Check whether a job resumes exactly, by killing a rank.",
     "gc": "List or remove vault files of jobs that have ended.",
@@ -54,7 +55,7 @@ def cli() -> None:
       0  done, nothing wrong
       1  the command found something wrong
       2  wrong usage
-      3  nothing found to inspect
+      3  nothing found to inspect; check, run --check: this node is to be excluded
       4  an agent did not answer
     """
 

@@ -45,6 +45,9 @@ def torchrun_arguments(arguments: Sequence[str]) -> tuple[list[str], Path | None
         "help_option_names": ["-h", "--help"],
     },
 )
+@click.option(
+    "--check", is_flag=True, help="First check this node; do not start if it is at fault."
+)
 @click.option("--dry-run", is_flag=True, help="Print the command, do not run it.")
 @click.option("--json", "as_json", is_flag=True, help="Print the command as JSON, do not run it.")
 @click.argument(
@@ -54,13 +57,19 @@ def torchrun_arguments(arguments: Sequence[str]) -> tuple[list[str], Path | None
     type=click.UNPROCESSED,
     metavar="[TORCHRUN OPTIONS] SCRIPT [ARGS]...",
 )
-def command(dry_run: bool, as_json: bool, arguments: tuple[str, ...]) -> None:
+def command(check: bool, dry_run: bool, as_json: bool, arguments: tuple[str, ...]) -> None:
     """Runs SCRIPT under torchrun, which restarts the ranks when one dies (--max-restarts 3 unless
     given).
 
     The script resumes by itself if it calls init_process_group(backend="reft"). Options before
-    SCRIPT go to torchrun. The exit code is that of torchrun.
+    SCRIPT go to torchrun; the word torchrun itself may precede them. The exit code is that of
+    torchrun.
+
+    --check measures this node first (`reft check --quick`, docs/check.md). If it is at fault, this
+    prints why and ends with exit code 3: the node does not join the others.
     """
+    if Path(arguments[0]).name == "torchrun" and len(arguments) > 1:
+        arguments = arguments[1:]
     rest, script = torchrun_arguments(arguments)
     argv = [sys.executable, "-m", "torch.distributed.run", *rest]
     if dry_run or as_json:
@@ -74,5 +83,9 @@ def command(dry_run: bool, as_json: bool, arguments: tuple[str, ...]) -> None:
         words.echo(
             f'reft: {script} does not contain "reft": is backend="reft" set elsewhere?', err=True
         )
+    if check:
+        from reft._cli.check import preflight
+
+        preflight()
     sys.stdout.flush()
     os.execv(argv[0], argv)
