@@ -14,7 +14,8 @@ runs is the product's own course of rounds (`reft._check.course`); only the meas
     lossy       1.5 - 20 % of the segments, of 800 in each direction (2400 when measured again);
                 healthy links lose 0.01 %
     dead        no connection; a node: no report, or silence from some round on
-    management  every node that is not dead reaches the store
+    management  every node that is not dead reaches the store and what decides (node 0 in the product,
+                which reports that it got no answer if node 0 is dead)
 
 Verdicts, against the faults that are not hidden behind the other one (`hidden_behind`):
 
@@ -39,7 +40,7 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from reft._check import plan
@@ -337,7 +338,10 @@ def conduct(task: tuple[Any, ...]) -> dict[str, Any]:
     nodes, rails, number, faults, seed, noise, quick = task
     generator = random.Random(f"{seed} {nodes} {rails} {number}")
     first, more = plan.most_rounds(nodes, plan.FAULTS + 1 if quick else None)
-    case = Case(nodes, rails, number, tuple(plant(unit, how, generator, first) for unit, how in faults))
+    planted = [plant(unit, how, generator, first) for unit, how in faults]
+    if sum(one.unit.kind == NODE and one.how == DEAD for one in planted) == nodes:
+        planted = [replace(one, since=0) for one in planted]  # there are no rounds
+    case = Case(nodes, rails, number, tuple(planted))
     verdict, rounds = run(case, noise, generator, quick)
     result, problems = assess(case, verdict)
     extra = sum(rounds.values()) - rounds[FIRST]

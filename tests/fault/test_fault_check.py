@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -139,8 +138,7 @@ def test_a_judge_that_takes_a_card_for_links_is_found_out(monkeypatch: pytest.Mo
     assert verdicts_of(NIC, 5) != {EXACT}
 
 
-def test_the_plan_is_that_of_the_product() -> None:
-    generator = random.Random(1)
-    number, faults = generator.choice(cases(7, 1, 10, 1))
-    result = conduct((7, 1, number, faults, 1, 0.0, False))
-    assert result["rounds"] == plan.most_rounds(7)[0] == 7
+def test_healthy_nodes_measure_in_as_few_rounds_as_planned() -> None:
+    for nodes in (2, 3, 7, 8):
+        result = conduct((nodes, 1, -1, (), 1, 0.0, False))
+        assert (result["result"], result["rounds"], result["more_rounds"]) == (EXACT, plan.most_rounds(nodes)[0], 0)

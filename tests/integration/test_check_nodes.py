@@ -25,6 +25,7 @@ from tests.support.shaping import Card, cards, why_no_shaping
 NODES = Path(__file__).resolve().parents[1] / "support" / "checknodes.py"
 WHY_NOT = why_no_shaping()
 in_namespaces = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "there are namespaces")
+slow = pytest.mark.slow
 
 
 def free_port() -> int:
@@ -74,6 +75,7 @@ def test_healthy_nodes_are_good_in_as_many_rounds_as_planned(tmp_path: Path, nod
     assert first <= rounds <= first + more
 
 
+@slow
 @in_namespaces
 def test_a_slow_card_of_four_nodes(tmp_path: Path) -> None:
     verdict, _ = check(tmp_path, 4, lambda cards, network: cards[2].slow(40))
@@ -88,6 +90,7 @@ def test_a_slow_card_of_three_nodes_is_told_from_two_slow_links(tmp_path: Path) 
     assert verdict["exclude"] == [1] and not verdict["between"]
 
 
+@slow
 @in_namespaces
 def test_a_lossy_card_of_four_nodes(tmp_path: Path) -> None:
     verdict, _ = check(tmp_path, 4, lambda cards, network: cards[3].lose(0.05))
@@ -95,6 +98,7 @@ def test_a_lossy_card_of_four_nodes(tmp_path: Path) -> None:
     assert verdict["exclude"] == [3]
 
 
+@slow
 @in_namespaces
 def test_a_lossy_card_of_three_nodes_excludes_its_node(tmp_path: Path) -> None:
     verdict, _ = check(tmp_path, 3, lambda cards, network: cards[2].lose(0.05))
@@ -103,6 +107,7 @@ def test_a_lossy_card_of_three_nodes_excludes_its_node(tmp_path: Path) -> None:
     assert [named(one) for one in question][0] == [("nic", 2, -1, "lossy")]
 
 
+@slow
 @in_namespaces
 def test_a_dead_link_between_two_nodes_of_three(tmp_path: Path) -> None:
     def damage(cards: list[Card], network: Network) -> None:
@@ -114,6 +119,7 @@ def test_a_dead_link_between_two_nodes_of_three(tmp_path: Path) -> None:
     assert verdict["exclude"] == [] and not verdict["between"]
 
 
+@slow
 @in_namespaces
 def test_a_slow_link_of_two_nodes_is_undecidable(tmp_path: Path) -> None:
     verdict, _ = check(tmp_path, 2, lambda cards, network: cards[0].slow(20))
@@ -122,6 +128,7 @@ def test_a_slow_link_of_two_nodes_is_undecidable(tmp_path: Path) -> None:
     assert [named(one)[0][:3] for one in question] == [("link", 0, 1), ("nic", 0, -1), ("nic", 1, -1)]
 
 
+@slow
 @in_namespaces
 def test_a_dead_link_and_a_slow_card_of_four_nodes(tmp_path: Path) -> None:
     def damage(cards: list[Card], network: Network) -> None:
@@ -133,11 +140,26 @@ def test_a_dead_link_and_a_slow_card_of_four_nodes(tmp_path: Path) -> None:
     assert verdict["exclude"] == [3]
 
 
+@slow
 @in_namespaces
 def test_a_node_that_dies_in_a_round_and_one_that_never_comes(tmp_path: Path) -> None:
     verdict, _ = check(tmp_path, 4, lambda cards, network: None, silent=[3], absent=[1], wait=5.0)
     assert named(verdict["faults"]) == [("node", 1, -1, "dead"), ("node", 3, -1, "dead")], verdict
     assert verdict["exclude"] == [1, 3]
+
+
+@in_namespaces
+def test_a_card_without_a_cable_is_named_with_two_nodes(tmp_path: Path) -> None:
+    """The other card of the node reaches the store, as a network for management does."""
+    with network_of(2, True) as network:
+        inside = ["ip", "-n", network.namespace(1).rpartition("/")[2]]
+        for words in (["link", "add", "name", "rail0", "type", "veth", "peer", "name", "far0"],
+                      ["addr", "add", "10.231.8.2/24", "dev", "rail0"], ["link", "set", "dev", "rail0", "up"]):  # fmt: skip
+            subprocess.run([*inside, *words], check=True)  # the far end stays down: no carrier
+        cards = [network.address(0), "rail0"]
+        verdict = run_nodes(tmp_path, network, 2, cards=cards)[0]["verdict"]
+    assert named(verdict["faults"]) == [("nic", 1, -1, "dead")], verdict
+    assert verdict["exclude"] == [1] and not verdict["between"]
 
 
 # -- whole commands
@@ -172,7 +194,8 @@ def test_two_nodes_on_one_host(tmp_path: Path) -> None:
         assert found["node"] == node and found["nodes"] == 2 and found["rounds"] >= 1, err
         assert found["result"] in ("ok", "fault"), "the two share cores; one may be slower"
         assert {part["name"] for part in found["parts"]} >= {"cpu matmul", "memory", "disk", "loopback"}
-        assert nodes[node].returncode == {True: 3, False: 1}[found["excluded"]] if found["result"] == "fault" else 0
+        code = 0 if found["result"] == "ok" else 3 if found["excluded"] else 1
+        assert nodes[node].returncode == code
 
 
 @pytest.mark.timeout(300)

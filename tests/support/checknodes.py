@@ -1,7 +1,8 @@
 """Nodes of a check on one machine: imports reft once, and forks one process for each node, which
 enters a network namespace.
 
-    checknodes.py JSON    {"addresses", "namespaces", "port", "out", "quick", "absent", "silent"}
+    checknodes.py JSON    {"addresses", "namespaces", "port", "out", "quick", "cards", "absent",
+                         "silent", "wait"}
 
 What nodes measure alone is played (equal values), so that a test sees the network. Each node writes
 `OUT/NODE.json`: the verdict, or the error. `absent` nodes do not start; `silent` ones stop at the
@@ -44,7 +45,7 @@ def run(asked, node):
         addresses[0], asked["port"], None, node == 0, timedelta(seconds=30), wait_for_workers=False
     )
     options = check.Options(
-        node, len(addresses), (addresses[node],), Path("/tmp"), asked["quick"], asked.get("wait", 20.0)
+        node, len(addresses), (asked.get("cards", addresses)[node],), Path("/tmp"), asked["quick"], asked.get("wait", 20.0)
     )
     outcome = check.together(options, store, measure)
     return {"verdict": evidence.dump_verdict(outcome.verdict), "rounds": outcome.rounds}

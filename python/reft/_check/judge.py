@@ -55,7 +55,7 @@ _WEAK_SHARE = 0.8  # may be slow if nearly all others of the card are
 _RTT_TIMES, _RTT_US = 4.0, 300.0
 _LOSS, _LOST = 0.004, 3  # share of the segments, and the fewest that count
 _WEAK_LOSS = 0.001
-_LOSS_TIMES = 5.0
+_LOSS_TIMES, _MOST_LOSS = 5.0, 0.01  # of the others' loss; so much is never healthy
 _NOMINAL_SHARE = 0.2  # of what both hosts and cards can do, for a link with no other to compare
 _ODD_SHARE = 0.5  # a link of a slow card is slow itself below this share of the card's others
 _EQUAL = 1.6  # two rates of one slow card differ by less
@@ -261,7 +261,8 @@ class _Scale:
         if pair.is_corrupt:
             return Grade(IMPAIRED, WRONG, "data arrived changed", pair)
         loss = pair.lost / max(1, pair.sent)
-        if pair.lost >= _LOST and loss >= max(_LOSS, _LOSS_TIMES * self.loss.value):
+        usual = min(_LOSS_TIMES * self.loss.value, _MOST_LOSS)
+        if pair.lost >= _LOST and loss >= max(_LOSS, usual):
             return Grade(IMPAIRED, LOSSY, f"{100 * loss:.1f} % of the segments lost", pair)
         if self.gbits.is_below(pair.gbits, SLOW_SHARE):
             why = f"{pair.gbits:.3g} Gbit/s, others {self.gbits.value:.3g}"

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from reft._check import local
-from reft._check.local import Skipped, Measurement, Wrong
+from reft._check.local import Measurement, Skipped, Wrong
 
 
 def test_all_parts_of_this_machine_are_measured(tmp_path: Path) -> None:
