@@ -338,7 +338,8 @@ def conduct(task: tuple[Any, ...]) -> dict[str, Any]:
     nodes, rails, number, faults, seed, noise, quick = task
     generator = random.Random(f"{seed} {nodes} {rails} {number}")
     first, more = plan.most_rounds(nodes, plan.FAULTS + 1 if quick else None)
-    planted = [plant(unit, how, generator, first) for unit, how in faults]
+    fewest = plan.most_rounds(max(2, nodes - 1))[0]  # another node may be missing
+    planted = [plant(unit, how, generator, fewest) for unit, how in faults]
     if sum(one.unit.kind == NODE and one.how == DEAD for one in planted) == nodes:
         planted = [replace(one, since=0) for one in planted]  # there are no rounds
     case = Case(nodes, rails, number, tuple(planted))

@@ -218,6 +218,23 @@ def test_torchrun_starts_a_check(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
+def test_the_launchers_of_two_nodes_start_a_check_of_both() -> None:
+    at = f"127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1",
+               "--rdzv-backend=c10d", f"--rdzv-endpoint={at}", "--rdzv-id=check", "--local-addr=127.0.0.1",
+               "--max-restarts=0", "-m", "reft", "check", "--quick", "--json"]  # fmt: skip
+    nodes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+        for _ in range(2)
+    ]
+    outputs = [node.communicate(timeout=240) for node in nodes]
+    found = [json.loads(out[out.index("{") : out.rindex("}") + 1]) for out, _ in outputs]
+    assert sorted(one["node"] for one in found) == [0, 1], outputs
+    assert all(one["nodes"] == 2 and one["rounds"] >= 1 and len(one["hosts"]) == 2 for one in found)
+    assert found[0]["faults"] == found[1]["faults"], "one verdict"
+
+
+@pytest.mark.timeout(300)
 def test_a_node_at_fault_does_not_start_a_job(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("# reft\nprint('started')\n")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from reft._check import judge, plan
-from reft._check.evidence import LINK, Pair, Report, Verdict
+from reft._check.evidence import Pair, Report, Verdict
 from reft._check.plan import Edge
 
 FIRST, AGAIN, SHARED = "first", "again", "shared"
@@ -87,11 +87,7 @@ class Course:
 
     def _suspicious(self) -> list[list[Edge]]:
         """Rounds that measure again what decides, in any rail."""
-        odd = {
-            plan.edge(fault.unit.node, fault.unit.peer)
-            for fault in self.verdict().faults
-            if fault.unit.kind == LINK
-        }
+        odd = judge.odd_links(self._nodes, self._reports, self._pairs, self._silent)
         wanted: dict[Edge, None] = {}
         for rail in range(self._rails):
             pairs = [p for p in self._pairs if p.rail == rail and not self._silent & {p.a, p.b}]

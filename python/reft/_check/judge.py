@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from reft._check import stats
 from reft._check.evidence import (
     DEAD,
+    LINK,
     LOSSY,
     NIC,
     NODE,
@@ -57,7 +58,7 @@ _LOSS, _LOST = 0.004, 3  # share of the segments, and the fewest that count
 _WEAK_LOSS = 0.001
 _LOSS_TIMES, _MOST_LOSS = 5.0, 0.01  # of the others' loss; so much is never healthy
 _NOMINAL_SHARE = 0.2  # of what both hosts and cards can do, for a link with no other to compare
-_ODD_SHARE = 0.5  # a link of a slow card is slow itself below this share of the card's others
+_ODD_SHARE, _MAY_BE_ODD_SHARE = 0.5, 0.65  # of the rates that a slow card's other links have
 _EQUAL = 1.6  # two rates of one slow card differ by less
 _SIGMAS = 5.0
 _TOGETHER = 1.3  # between one and two, in units of what one measurement had alone
@@ -97,7 +98,7 @@ class _Found:
 
     def add(self, unit: Unit, how: str, why: str) -> None:
         self.faults.setdefault(unit, Fault(unit, how, why))
-        if unit.kind != "link":
+        if unit.kind != LINK:
             self.exclude.add(unit.node)
 
 
@@ -122,19 +123,10 @@ def judge(
         why = "no report from it" if node not in reports else "it went silent during the check"
         found.add(node_unit(node), DEAD, why)
     _judge_parts(nodes, [reports[node] for node in sorted(reports)], found)
-    live = [node for node in range(nodes) if node not in gone]
-    by_rail: dict[int, list[Pair]] = defaultdict(list)
-    for pair in pairs:
-        if pair.a not in gone and pair.b not in gone:
-            by_rail[pair.rail].append(pair)
     untested = 0
-    for rail in range(max((len(report.ports) for report in reports.values()), default=0)):
-        there = [node for node in live if rail < len(reports[node].ports)]
-        _judge_ports(rail, [reports[node] for node in there], found)
-        grades = grade(by_rail[rail], reports)
-        untested += len(there) * (len(there) - 1) // 2 - len(grades)
-        if any(one.level for one in grades.values()):
-            _Rail(nodes, rail, there, grades, by_rail[rail], len(gone), found).judge()
+    for one in _rails(nodes, reports, pairs, gone, found):
+        untested += one.untested
+        one.judge()
     return Verdict(
         tuple(found.faults[unit] for unit in sorted(found.faults)),
         tuple(found.between),
@@ -143,6 +135,34 @@ def judge(
         tuple(found.notes),
         untested,
     )
+
+
+def odd_links(
+    nodes: int, reports: Mapping[int, Report], pairs: Iterable[Pair], silent: Iterable[int] = ()
+) -> set[Edge]:
+    """Pairs, of any rail, that are or may be worse than faults of cards explain."""
+    found = _Found()
+    _judge_parts(nodes, [reports[node] for node in sorted(reports)], found)
+    gone = {node for node in range(nodes) if node not in reports} | set(silent)
+    return {at for one in _rails(nodes, reports, pairs, gone, found) for at in one.odd(_MAY_BE_ODD_SHARE)}
+
+
+def _rails(
+    nodes: int,
+    reports: Mapping[int, Report],
+    pairs: Iterable[Pair],
+    gone: set[int],
+    found: _Found,
+) -> Iterable[_Rail]:
+    by_rail: dict[int, list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        if pair.a not in gone and pair.b not in gone:
+            by_rail[pair.rail].append(pair)
+    for rail in range(max((len(report.ports) for report in reports.values()), default=0)):
+        there = [n for n in range(nodes) if n not in gone and rail < len(reports[n].ports)]
+        _judge_ports(rail, [reports[node] for node in there], found)
+        grades = grade(by_rail[rail], reports)
+        yield _Rail(nodes, rail, there, grades, by_rail[rail], len(gone), found)
 
 
 # -- inside the nodes
@@ -208,8 +228,9 @@ def _judge_ports(rail: int, reports: Sequence[Report], found: _Found) -> None:
 
 
 def grade(pairs: Sequence[Pair], reports: Mapping[int, Report]) -> dict[Edge, Grade]:
-    """Grades of the pairs of a rail. A pair that was measured again is as good as the best of the
-    measurements after the first: what is at fault is so each time."""
+    """Grades of the pairs of a rail. A pair that was measured again is as good as the best of its
+    measurements, because what is at fault is so each time; but if the first one was good, and only
+    doubtful, the later ones decide."""
     measured: dict[Edge, list[Pair]] = defaultdict(list)
     for pair in pairs:
         if not pair.is_shared:
@@ -230,9 +251,10 @@ def grade(pairs: Sequence[Pair], reports: Mapping[int, Report]) -> dict[Edge, Gr
     few = len(degree) <= 3
     found = {}
     for at, all_of in measured.items():
-        deciding = all_of[1:] or all_of
         expected = _expected(all_of[0], reports) if few else 0.0
-        graded = [scale.grade(pair, expected) for pair in deciding]
+        graded = [scale.grade(pair, expected) for pair in all_of]
+        if not graded[0].level:
+            graded = graded[1:] or graded
         found[at] = min(graded, key=lambda one: (one.level, -one.pair.gbits))
     return found
 
@@ -282,7 +304,7 @@ class _Scale:
 
 
 class _Rail:
-    """The decision for one rail of which a measurement was bad.
+    """The decision for one rail.
 
     Args:
         nodes: of the job.
@@ -308,6 +330,7 @@ class _Rail:
         for (a, b), one in grades.items():
             self._of[a][b] = one
             self._of[b][a] = one
+        self.untested = len(there) * (len(there) - 1) // 2 - len(grades)
         self._spent = sum(unit.kind == NODE for unit in found.faults)
         # Slow hosts all of whose measurements are bad: what is slow there may be the host.
         self._slow = {
@@ -317,6 +340,9 @@ class _Rail:
         }
 
     def judge(self) -> None:
+        """Adds to what is known."""
+        if not any(one.level for one in self._grades.values()):
+            return
         if len(self._there) >= 4 or (len(self._there) == 3 and self._gone and not self._slow):
             self._by_rule()
         else:
@@ -324,11 +350,26 @@ class _Rail:
 
     # -- four nodes or more
 
-    def _by_rule(self) -> None:
-        cards = {node: how for node in self._there if (how := self._card(node))}
+    def odd(self, share: float) -> list[Edge]:
+        """Links that are worse than their cards explain.
+
+        Args:
+            share: a link of a slow card is slow itself below this share of the card's others.
+        """
+        spoiled = self._spoiled()
+        bad = [at for at, one in self._grades.items() if one.level]
+        return [at for at in bad if self._is_odd(at, spoiled, share)]
+
+    def _spoiled(self) -> dict[int, str]:
+        """How cards are at fault, by their measurements or by what their nodes report."""
         known = {u.node: f.how for u, f in self._found.faults.items() if self._is_card(u)}
-        spoiled = {**cards, **known}
-        links = [at for at, one in self._grades.items() if one.level and self._is_odd(at, spoiled)]
+        return {**self._cards(), **known}
+
+    def _cards(self) -> dict[int, str]:
+        return {node: how for node in self._there if (how := self._card(node))}
+
+    def _by_rule(self) -> None:
+        cards, spoiled, links = self._cards(), self._spoiled(), self.odd(_ODD_SHARE)
         own = [node for node in cards if not self._is_of_node(node, cards[node])]
         if len(own) + len(links) > most_named(self._nodes):
             bad = sum(1 for one in self._grades.values() if one.level)
@@ -366,8 +407,8 @@ class _Rail:
         others = self._of[node].values()
         return f"{_typical(others)}, with all {len(others)} nodes that it was measured with"
 
-    def _is_odd(self, at: Edge, spoiled: Mapping[int, str]) -> bool:
-        """Whether a bad link is worse than its cards explain."""
+    def _is_odd(self, at: Edge, spoiled: Mapping[int, str], share: float) -> bool:
+        """Whether a bad link is at fault itself, given how its cards are."""
         one = self._grades[at]
         ends = [node for node in at if node in spoiled]
         hows = {spoiled[node] for node in ends}
@@ -390,7 +431,7 @@ class _Rail:
                 if peer != other and grade.pair.gbits > 0
             ]
             usual.append(statistics.median(rates) if rates else 0.0)
-        return one.pair.gbits < _ODD_SHARE * min(usual)
+        return one.pair.gbits < share * min(usual)
 
     @staticmethod
     def _conceals(how: str) -> bool:

@@ -152,7 +152,7 @@ def test_slurm_drains_by_a_command_that_is_shown_or_run(monkeypatch: pytest.Monk
     assert "scontrol update nodename=gpu-a01 state=drain 'reason=reft check: wrong: gpu 0:" in text
     assert "$(" not in text.split("scontrol")[1] and not done
     monkeypatch.setenv("REFT_CHECK_DRAIN", "run")
-    CliRunner().invoke(cli, words)
+    assert CliRunner().invoke(cli, words).exit_code == 1
     assert not done, "node 0 drains no other node"
     result = CliRunner().invoke(cli, played(monkeypatch, Verdict((bad,), (), (1,)), 1))
     assert result.exit_code == 3
