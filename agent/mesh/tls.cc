@@ -48,10 +48,6 @@ void demand(bool worked, const char* what) {
   }
 }
 
-const unsigned char* bytesOf(std::string_view text) {
-  return reinterpret_cast<const unsigned char*>(text.data());
-}
-
 // A copy of the pre-shared key's session: a handshake writes to the one that it gets.
 SSL_SESSION* copyFor(SSL* ssl) {
   auto* own = static_cast<SSL_SESSION*>(SSL_CTX_get_app_data(::SSL_get_SSL_CTX(ssl)));
@@ -64,7 +60,7 @@ int useKey(SSL* ssl, const EVP_MD* digest, const unsigned char** identity, size_
   if (digest != nullptr && ::EVP_MD_get_type(digest) != NID_sha256) {
     return 1;  // not that of the cipher: without a key, the handshake ends
   }
-  *identity = bytesOf(kIdentity);
+  *identity = reinterpret_cast<const unsigned char*>(kIdentity.data());
   *length = kIdentity.size();
   *session = copyFor(ssl);
   return *session != nullptr ? 1 : 0;
