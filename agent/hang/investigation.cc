@@ -76,15 +76,9 @@ void Investigation::tick(const std::vector<RankLog>& logs, bool traced, int64_t 
 }
 
 void Investigation::advance(int64_t now_ns) {
-  const bool any_lives =
-      std::any_of(facts_.ranks.begin(), facts_.ranks.end(), [this](const auto& entry) {
-        return entry.second.live() && entry.second.incarnation == ends_incarnation_;
-      });
-  if (now_ns >= ends_due_ns_ || !any_lives) {
-    concludeEnds(now_ns);
-  }
   hang_watch_.look(now_ns);  // an answer may come before the first tick after an absence
   std::erase_if(looks_, [this](const Look& look) { return discarded(look); });
+  settleEnds(now_ns);
   for (auto& look : looks_) {
     for (const int rank : look.overdue(facts_, now_ns)) {
       // It may hang in C, or its process may have no time.
@@ -223,6 +217,28 @@ void Investigation::noteEnd(const RankFacts& facts, RankEvidence how, int64_t no
     ends_due_ns_ = now_ns + kEndsNs;
   }
   ends_[facts.rank] = std::move(how);
+}
+
+// Reports the ends if it is time: no rank lives, or some have ended long ago. Not before the ranks
+// were searched for a disagreement, which would explain them.
+void Investigation::settleEnds(int64_t now_ns) {
+  const bool any_lives =
+      std::any_of(facts_.ranks.begin(), facts_.ranks.end(), [this](const auto& entry) {
+        return entry.second.live() && entry.second.incarnation == ends_incarnation_;
+      });
+  if (ends_due_ns_ == 0 || (any_lives && now_ns < ends_due_ns_)) {
+    return;
+  }
+  bool open = false;
+  for (Look& look : looks_) {
+    if (look.kind() == Look::Kind::kCrash && look.incarnation() == ends_incarnation_) {
+      look.hurry(now_ns);
+      open = true;
+    }
+  }
+  if (!open) {
+    concludeEnds(now_ns);
+  }
 }
 
 // Reports which rank failed first, once an attempt, unless a hang or a disagreement has been
@@ -512,6 +528,7 @@ void Investigation::examined(uint64_t id, std::vector<RankEvidence> ranks, int64
     }
   }
   looks_.erase(look);
+  settleEnds(now_ns);
 }
 
 void Investigation::conclude(const Look& look, HangEvidence evidence, Finding finding,

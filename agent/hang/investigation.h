@@ -107,6 +107,7 @@ class Investigation {
   void watchOtherNodes(int64_t now_ns);
   void checkAbort(bool traced, int64_t now_ns);
   void noteEnd(const RankFacts& facts, RankEvidence how, int64_t now_ns);
+  void settleEnds(int64_t now_ns);
   void concludeEnds(int64_t now_ns);
   void noteRepetition(const HangEvidence& evidence, Verdict& verdict);
   uint64_t speakerOf(const Look* look) const;

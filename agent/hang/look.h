@@ -6,6 +6,7 @@
 // Threads: the agent's loop only. Errors: none.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -93,6 +94,8 @@ class Look {
   bool ready(const NodeFacts& facts, int64_t now_ns) const;
   // A crash look that found nothing: the other ranks may be about to begin the op.
   bool againAfter(int64_t wait_ns, int64_t now_ns);
+  // There is nothing to wait for any more.
+  void hurry(int64_t now_ns) { deadline_ns_ = std::min(deadline_ns_, now_ns); }
 
   // Adds what has come to what the examination of a rank found.
   void addTo(RankEvidence& entry, const RankFacts& facts, const std::map<int, Use>& before) const;

@@ -110,13 +110,15 @@ void addLastWords(Ending& ending, std::string_view payload) {
     ending.in_thread = uncaughtOf(fields);
   } else if (kind == "signal") {
     ending.fault = faultOf(fields);
+  } else if (kind == "leaving") {
+    ending.left_ns = number<int64_t>(fields, "at_ns", 0);
   } else if (kind == "exit") {
     ending.exit_code = number<int>(fields, "code", -1);
     ending.left_ns = number<int64_t>(fields, "at_ns", 0);
   } else {
     throw InvalidArgument("last words", std::to_string(payload.size()) + " bytes",
-                          "an object of at most 1 MiB whose kind is exception, thread, signal or "
-                          "exit");
+                          "an object of at most 1 MiB whose kind is exception, thread, signal, "
+                          "leaving or exit");
   }
 }
 

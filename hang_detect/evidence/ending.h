@@ -2,8 +2,9 @@
 // as the kernel has it.
 //
 // The last words are JSON of at most kMostLastWords bytes: {"kind": "exception" | "thread" |
-// "signal" | "exit", …}. `exception`: nothing caught it, so Python ends; `thread`: nothing caught
-// it in a thread, which ended; `signal`: a fault of native code; `exit`: the exit status was not 0.
+// "signal" | "leaving" | "exit", …}. `exception`: nothing caught it, so Python ends; `thread`:
+// nothing caught it in a thread, which ended; `signal`: a fault of native code; `leaving`: Python
+// is about to end, for whatever reason; `exit`: the exit status was not 0.
 //
 // Threads: values; the functions are re-entrant. Errors: addLastWords() throws InvalidArgument for
 // what is no last words; else none.
@@ -51,7 +52,7 @@ struct FatalSignal {
 struct Ending {
   int exit_code = -1;   // < 0 = unknown, or a signal ended it
   int signal = 0;       // that ended it; 0 = none, or unknown
-  int64_t left_ns = 0;  // when it began to leave with an exit code that is not 0
+  int64_t left_ns = 0;  // when it began to leave, cleanly or with an exit code
   std::optional<Uncaught> exception;
   std::optional<Uncaught> in_thread;  // the newest
   std::optional<FatalSignal> fault;

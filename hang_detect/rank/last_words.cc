@@ -154,8 +154,12 @@ void giveMainThreadAStack() {
 
 }  // namespace
 
-std::string exitWords(int code, int64_t now_ns) {
-  return nlohmann::json{{"kind", "exit"}, {"code", code}, {"at_ns", now_ns}}.dump();
+std::string leavingWords(int64_t at_ns) {
+  return nlohmann::json{{"kind", "leaving"}, {"at_ns", at_ns}}.dump();
+}
+
+std::string exitWords(int code, int64_t at_ns) {
+  return nlohmann::json{{"kind", "exit"}, {"code", code}, {"at_ns", at_ns}}.dump();
 }
 
 std::string faultWords(const FatalSignal& fault) {

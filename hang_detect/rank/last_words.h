@@ -23,8 +23,10 @@
 
 namespace reft {
 
-// {"kind": "exit", "code", "at_ns"}: the process leaves with this exit status.
-std::string exitWords(int code, int64_t now_ns);
+// {"kind": "leaving", "at_ns"}: Python is about to end.
+std::string leavingWords(int64_t at_ns);
+// {"kind": "exit", "code", "at_ns"}: the process, which was leaving then, has this exit status.
+std::string exitWords(int code, int64_t at_ns);
 // {"kind": "signal", …}: addLastWords() reads it.
 std::string faultWords(const FatalSignal& fault);
 

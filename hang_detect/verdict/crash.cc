@@ -272,15 +272,19 @@ struct End {
   const RankEvidence* rank = nullptr;
   const CrashRule* rule = nullptr;
   Share share = Share::kOwn;
-  int64_t at_ns = 0;  // when it failed, else when its end was noticed; INT64_MAX = unknown
+  bool hides = false;  // an op of its failed: its own error may only hide that
+  int64_t at_ns = 0;   // when it failed, else when its end was noticed; INT64_MAX = unknown
 };
 
 End endOf(const RankEvidence& rank) {
-  End end{&rank, &crashRuleFor(rank), Share::kOwn, rank.ending.failedNs()};
+  End end;
+  end.rank = &rank;
+  end.rule = &crashRuleFor(rank);
+  end.at_ns = rank.ending.failedNs();
+  end.hides = aNewestOpFailed(rank);
   end.share = end.rule->share;
   // An op of its failed, and it says nothing else of its end: as one that says that its peer went.
-  if (end.share == Share::kOwn && !rank.ending.exception && !rank.ending.fault &&
-      aNewestOpFailed(rank)) {
+  if (end.share == Share::kOwn && !rank.ending.exception && !rank.ending.fault && end.hides) {
     end.share = Share::kConsequence;
   }
   if (end.at_ns <= 0) {
@@ -340,9 +344,12 @@ class CrashDecision {
     }
     result_.state = VerdictState::kCrash;
     result_.pattern = "P4";
-    std::vector<const End*> first = firstOf(Share::kOwn);
+    std::vector<const End*> first = firstOf(Share::kOwn, /*hides=*/false);
     if (first.empty()) {
-      first = firstOf(Share::kOutside);
+      first = firstOf(Share::kOwn, /*hides=*/true);
+    }
+    if (first.empty()) {
+      first = firstOf(Share::kOutside, /*hides=*/true);
     }
     result_.outside = std::all_of(ends_.begin(), ends_.end(),
                                   [](const End& end) { return end.share == Share::kOutside; });
@@ -356,10 +363,11 @@ class CrashDecision {
   }
 
  private:
-  std::vector<const End*> firstOf(Share share) const {
+  // Those that hide something are asked last.
+  std::vector<const End*> firstOf(Share share, bool hides) const {
     std::vector<const End*> found;
     for (const End& end : ends_) {
-      if (end.share != share) {
+      if (end.share != share || (end.hides && !hides)) {
         continue;
       }
       if (found.empty()) {
@@ -407,7 +415,9 @@ class CrashDecision {
   // Ranks that ended cleanly while the others still needed them.
   bool leftBefore() {
     for (const RankEvidence& rank : evidence_.ranks) {
-      if (!rank.alive && rank.said_bye && rank.gone_ns > 0 && rank.gone_ns < ends_.front().at_ns) {
+      // Its connections end before its process does.
+      const int64_t left_ns = rank.ending.left_ns > 0 ? rank.ending.left_ns : rank.gone_ns;
+      if (!rank.alive && rank.said_bye && left_ns > 0 && left_ns < ends_.front().at_ns) {
         Culprit& left = result_.culprits.emplace_back(describeRank(rank));
         result_.what = left.reason;
         result_.step = lastStepOf(rank);

@@ -71,6 +71,7 @@ FaultPoint faultPointNamed(const std::string& name) {
 struct Leaving {
   pid_t process = 0;
   UniqueFd connection;
+  int64_t since_ns = 0;
   std::string error_file;  // of torchrun, for a failure; "": it is not to be written
 };
 
@@ -91,20 +92,23 @@ void sayBye(int status, void* argument) {
       wire::sendFrame(leaving->connection.get(), wire::Type::kBye, "{}");
     } else {
       wire::sendFrame(leaving->connection.get(), wire::Type::kLastWords,
-                      exitWords(status, SteadyClock::instance().nowNs()));
+                      exitWords(status, leaving->since_ns));
     }
   } catch (const Error&) {
     // The agent is gone, and nothing else waits for this message.
   }
 }
 
-void byeAtExit(const AgentClient& client, const std::string& error_file) {
+void byeAtExit(AgentClient& client, const std::string& error_file) {
   static auto* leaving = new Leaving;  // stays until the process is gone
   if (leaving->process != ::getpid()) {
     leaving->process = ::getpid();
     ::on_exit(&sayBye, leaving);
   }
   leaving->connection = client.connection();
+  // Before its peers lose their connections to it.
+  leaving->since_ns = SteadyClock::instance().nowNs();
+  client.send(wire::Type::kLastWords, leavingWords(leaving->since_ns));
   leaving->error_file = error_file;
 }
 

@@ -588,10 +588,11 @@ def at_its_place(case: Case, culprit: dict[str, Any]) -> bool:
 
 
 def judge(case: Case, report: dict[str, Any], outcome: Outcome) -> None:
-    outcome.found = report["class"]
+    # A dead rank is reported as a crash, which says more, before it is as a hang.
+    outcome.found = "dead" if report["state"] == "crash" else report["class"]
     outcome.named = [culprit["rank"] for culprit in report["culprits"]]
     outcome.candidates = [culprit["rank"] for culprit in report["candidates"]]
-    outcome.right_class = not case.classes or report["class"] in case.classes
+    outcome.right_class = not case.classes or outcome.found in case.classes
     outcome.result = score(case, set(outcome.named), set(outcome.candidates))
     if (
         case.named

@@ -61,6 +61,8 @@ TEST(Ending, ReadsLastWords) {
   ASSERT_EQ(ending.exception->frames.size(), 1U);
   EXPECT_EQ(ending.exception->frames[0].line, 3);
   EXPECT_THAT(ending.exception->causes, ElementsAre("OSError: x"));
+  addLastWords(ending, R"({"kind": "leaving", "at_ns": 15})");
+  EXPECT_EQ(ending.left_ns, 15);
   addLastWords(ending, R"({"kind": "exit", "code": 1, "at_ns": 20})");
   EXPECT_EQ(ending.exit_code, 1);
   EXPECT_EQ(ending.failedNs(), 12);

@@ -123,6 +123,16 @@ TEST(Crash, AnErrorOfItsOwnOnAnotherRankSoonAfterMakesItDoubtful) {
   EXPECT_EQ(with(3000).confidence, Confidence::kCertain);
 }
 
+// It says so before the other rank, whose exit only its agent notices, is known to be gone.
+TEST(Crash, ARankThatHidesAFailedOpIsNotTheFirst) {
+  RankEvidence hides = raised(0, 0, "Strange", "training failed");
+  hides.tail.back().failed = true;
+  RankEvidence killed = signalled(1, 4, SIGKILL);
+  EXPECT_EQ(ranksOf(decideCrash(job({hides, killed})).culprits), std::vector<int>{1});
+  // Unless no other failed by itself.
+  EXPECT_EQ(ranksOf(decideCrash(job({hides, lostPeer(1, 4)})).culprits), std::vector<int>{0});
+}
+
 TEST(Crash, ProcessesThatAreKilledOneAfterTheOtherAreNamedTogether) {
   const Verdict verdict =
       decideCrash(job({signalled(0, 0, SIGKILL), signalled(1, 60, SIGKILL), lostPeer(2, 20)}));
@@ -195,7 +205,10 @@ TEST(Crash, ExitCodes) {
 }
 
 TEST(Crash, ARankThatLeftCleanlyBeforeTheOthersFailedIsNamed) {
-  const Verdict verdict = decideCrash(job({lostPeer(0, 50), clean(1, 0), lostPeer(2, 60)}));
+  // Its process took longer to end than the others did to notice.
+  RankEvidence left = clean(1, 90);
+  left.ending.left_ns = kNow + 20 * kMs;
+  const Verdict verdict = decideCrash(job({lostPeer(0, 50), left, lostPeer(2, 60)}));
   EXPECT_EQ(verdict.what, "ended_early");
   EXPECT_EQ(verdict.confidence, Confidence::kLikely);
   EXPECT_EQ(ranksOf(verdict.culprits), std::vector<int>{1});
