@@ -149,6 +149,21 @@ def test_a_node_that_dies_in_a_round_and_one_that_never_comes(tmp_path: Path) ->
 
 
 @in_namespaces
+def test_a_dead_rail_does_not_spoil_the_next_one(tmp_path: Path) -> None:
+    with network_of(2, True) as network:
+        shaped = cards(network, 2)
+        for node in (0, 1):
+            inside = ["ip", "-n", network.namespace(node).rpartition("/")[2], "addr", "add"]
+            subprocess.run([*inside, f"10.231.9.{node + 1}/24", "dev", "eth0"], check=True)
+        shaped[0].cut("10.231.9.2")
+        rails = [[f"10.231.9.{node + 1}", network.address(node)] for node in (0, 1)]
+        verdict = run_nodes(tmp_path, network, 2, cards=rails)[0]["verdict"]
+    (question,) = verdict["between"]
+    assert {fault["unit"]["rail"] for one in question for fault in one} == {0}, verdict
+    assert not verdict["faults"]
+
+
+@in_namespaces
 def test_a_card_without_a_cable_is_named_with_two_nodes(tmp_path: Path) -> None:
     """The other card of the node reaches the store, as a network for management does."""
     with network_of(2, True) as network:
@@ -156,8 +171,7 @@ def test_a_card_without_a_cable_is_named_with_two_nodes(tmp_path: Path) -> None:
         for words in (["link", "add", "name", "rail0", "type", "veth", "peer", "name", "far0"],
                       ["addr", "add", "10.231.8.2/24", "dev", "rail0"], ["link", "set", "dev", "rail0", "up"]):  # fmt: skip
             subprocess.run([*inside, *words], check=True)  # the far end stays down: no carrier
-        cards = [network.address(0), "rail0"]
-        verdict = run_nodes(tmp_path, network, 2, cards=cards)[0]["verdict"]
+        verdict = run_nodes(tmp_path, network, 2, cards=[[network.address(0)], ["rail0"]])[0]["verdict"]
     assert named(verdict["faults"]) == [("nic", 1, -1, "dead")], verdict
     assert verdict["exclude"] == [1] and not verdict["between"]
 

@@ -44,9 +44,9 @@ def run(asked, node):
     store = dist.TCPStore(
         addresses[0], asked["port"], None, node == 0, timedelta(seconds=30), wait_for_workers=False
     )
-    options = check.Options(
-        node, len(addresses), (asked.get("cards", addresses)[node],), Path("/tmp"), asked["quick"], asked.get("wait", 20.0)
-    )
+    cards = tuple(asked["cards"][node]) if "cards" in asked else (addresses[node],)
+    wait_sec = asked.get("wait", 20.0)
+    options = check.Options(node, len(addresses), cards, Path("/tmp"), asked["quick"], wait_sec)
     outcome = check.together(options, store, measure)
     return {"verdict": evidence.dump_verdict(outcome.verdict), "rounds": outcome.rounds}
 

@@ -57,7 +57,7 @@ _RTT_TIMES, _RTT_US = 4.0, 300.0
 _LOSS, _LOST = 0.004, 3  # share of the segments, and the fewest that count
 _WEAK_LOSS = 0.001
 _LOSS_TIMES, _MOST_LOSS = 5.0, 0.01  # of the others' loss; so much is never healthy
-_NOMINAL_SHARE = 0.2  # of what both hosts and cards can do, for a link with no other to compare
+_NOMINAL_SHARE = 0.03  # of what both hosts and cards can do, for a link with no other to compare
 _ODD_SHARE, _MAY_BE_ODD_SHARE = 0.5, 0.65  # of the rates that a slow card's other links have
 _EQUAL = 1.6  # two rates of one slow card differ by less
 _SIGMAS = 5.0
@@ -144,7 +144,11 @@ def odd_links(
     found = _Found()
     _judge_parts(nodes, [reports[node] for node in sorted(reports)], found)
     gone = {node for node in range(nodes) if node not in reports} | set(silent)
-    return {at for one in _rails(nodes, reports, pairs, gone, found) for at in one.odd(_MAY_BE_ODD_SHARE)}
+    return {
+        at
+        for one in _rails(nodes, reports, pairs, gone, found)
+        for at in one.odd(_MAY_BE_ODD_SHARE)
+    }
 
 
 def _rails(

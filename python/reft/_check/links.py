@@ -147,8 +147,18 @@ class Door:
         self.address, self.device = address, device
         self.port = int(self._socket.getsockname()[1])
 
-    def answer(self, key: Key, amount: Amount, clock: Callable[[], float] = time.monotonic) -> End:
-        """Waits for the peer that has the key, and measures with it."""
+    def answer(
+        self,
+        key: Key,
+        amount: Amount,
+        later_sec: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> End:
+        """Waits for the peer that has the key, and measures with it.
+
+        Args:
+            later_sec: so much later than this end the peer may begin.
+        """
         proved: queue.Queue[socket.socket] = queue.Queue()
         stop = threading.Event()
         unproved = threading.Semaphore(_MOST_UNPROVED)
@@ -157,7 +167,7 @@ class Door:
         )
         accepter.start()
         try:
-            peer = proved.get(timeout=CONNECT_SEC + _PROVE_SEC)
+            peer = proved.get(timeout=later_sec + CONNECT_SEC + _PROVE_SEC)
         except queue.Empty:
             return End(False)
         finally:

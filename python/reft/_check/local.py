@@ -106,13 +106,16 @@ def _gpu_tests(gpu: int, gpus: int, quick: bool) -> list[Measurement]:
     def copy(to_gpu: bool) -> Callable[[], float]:
         return lambda: _copy(device, to_gpu, mebibytes)
 
-    name, rate = f"gpu {gpu}", "TFLOP/s"
+    name = f"gpu {gpu}"
     found = [
-        Measurement(f"{name} matmul bf16", f"gpu matmul bf16 {model}", rate, 120, matmul(torch.bfloat16)),
-        Measurement(f"{name} matmul fp32", f"gpu matmul fp32 {model}", rate, 120, matmul(torch.float32)),
-        Measurement(f"{name} copy in", f"copy in {model}", "GB/s", 60, copy(True)),
-        Measurement(f"{name} copy out", f"copy out {model}", "GB/s", 60, copy(False)),
-    ]  # fmt: skip
+        Measurement(f"{name} {what}", f"{kind} {what} {model}", unit, limit_sec, run)
+        for what, kind, unit, limit_sec, run in (
+            ("matmul bf16", "gpu", "TFLOP/s", 120, matmul(torch.bfloat16)),
+            ("matmul fp32", "gpu", "TFLOP/s", 120, matmul(torch.float32)),
+            ("copy in", "copy", "GB/s", 60, copy(True)),
+            ("copy out", "copy", "GB/s", 60, copy(False)),
+        )
+    ]
     if gpus > 1:
         other = (gpu + 1) % gpus
         found.append(

@@ -5,8 +5,8 @@ Node 0 decides: it waits for the reports of the others, publishes which pairs me
 publishes. All waits have a limit, so a node that dies or hangs delays the check and is named; only
 node 0 is needed (`Gone`).
 
-Threads: those of `links` and `local`, and one for each pair of this node in a round. Errors:
-`Gone`; `Unusable` if an option does not fit this node.
+Threads: those of `links` and `local`, and one for each pair of this node in a round (at the end
+that answers: for each rail of it). Errors: `Gone`; `Unusable` if an option does not fit this node.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,8 @@ class Outcome:
     """What the check has found.
 
     Attributes:
-        reports: of the nodes, as far as this one knows them.
+        hosts: names of the nodes that have published a report.
+        own: report of this node.
         rounds: of measurements between nodes.
     """
 
@@ -211,41 +213,47 @@ class _Node:
         """What this node sees in a round: lists of opener, other, rail and the fields of `End`. A
         node without a pair answers, too, so that one that dies is missed at once."""
         me = self._options.node
-        mine = [pair for pair in pairs if me in pair]
         seen: list[list[Any]] = []
-        threads = [
-            threading.Thread(
-                target=lambda pair=pair: seen.extend(self._measure(number, phase, *pair)),
-                name="reft-check-pair",
-            )
-            for pair in mine
-        ]
+        threads = []
+        for opener, other in pairs:
+            if me not in (opener, other):
+                continue
+            peer = self._reports.get(other if me == opener else opener)
+            rails = range(min(len(self._doors), len(peer.ports) if peer else 0))
+            measure = partial(self._measure, seen, number, phase, opener, other)
+            # The opener measures one rail after the other; the other end awaits it in all of them,
+            # because only the opener knows when it has given one up.
+            parts = [rails] if me == opener else [[rail] for rail in rails]
+            threads += [
+                threading.Thread(target=measure, args=(part,), name="reft-check-pair")
+                for part in parts
+            ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         return seen
 
-    def _measure(self, number: int, phase: str, opener: int, other: int) -> list[list[Any]]:
-        me, found = self._options.node, []
-        peer = self._reports.get(other if me == opener else opener)
-        rails = min(len(self._doors), len(peer.ports) if peer else 0)
-        for rail in range(rails):
-            assert peer is not None
+    def _measure(
+        self,
+        seen: list[list[Any]],
+        number: int,
+        phase: str,
+        opener: int,
+        other: int,
+        rails: Iterable[int],
+    ) -> None:
+        amount = _AMOUNTS[phase]
+        for rail in rails:
             context = f"{self._meeting.run} {number} {opener} {other} {rail}".encode()
-            key, amount, door = (
-                links.Key(self._meeting.key, context),
-                _AMOUNTS[phase],
-                self._doors[rail],
-            )
-            if me == opener:
-                port = peer.ports[rail]
+            key, door = links.Key(self._meeting.key, context), self._doors[rail]
+            if self._options.node == opener:
+                port = self._reports[other].ports[rail]
                 end = links.open_to(port.address, port.port, door, key, amount)
             else:
-                end = door.answer(key, amount)
-            found.append([opener, other, rail, end.reached, end.gbits, end.rtt_us, end.lost,
-                          end.sent, end.is_corrupt])  # fmt: skip
-        return found
+                end = door.answer(key, amount, rail * amount.longest_sec)
+            seen.append([opener, other, rail, end.reached, end.gbits, end.rtt_us, end.lost,
+                         end.sent, end.is_corrupt])  # fmt: skip
 
 
 # -- messages
@@ -277,7 +285,7 @@ def _parse_ends(value: Any) -> _Ends | None:
     found = {}
     for one in value:
         try:
-            pair = evidence.parse_pair([*one[:3], *one[3:], False])
+            pair = evidence.parse_pair([*one, False])
         except (ValueError, TypeError):
             return None
         end = links.End(
@@ -331,7 +339,7 @@ def _port(door: links.Door) -> Port:
 
 
 def _ethtool(device: str, command: int, size: int) -> bytes:
-    """What the driver says; b"" if it says nothing. /sys may be that of another network namespace."""
+    """What the driver says; b"" if nothing. (/sys may be that of another network namespace.)"""
     data = array.array("B", struct.pack("=I", command) + bytes(size - 4))
     request = struct.pack("16sP", device.encode()[:15], data.buffer_info()[0])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -29,7 +29,7 @@ from reft._check.evidence import (
 )
 
 FINE = 10.0
-POOR = 1.0
+POOR = 0.25
 Levels = Mapping[Unit, str]
 
 
