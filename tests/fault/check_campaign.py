@@ -17,7 +17,8 @@ runs is the product's own course of rounds (`reft._check.course`); only the meas
     management  every node that is not dead reaches the store and what decides (node 0 in the product,
                 which reports that it got no answer if node 0 is dead)
 
-Verdicts, against the faults that are not hidden behind the other one (`hidden_behind`):
+Verdicts, against the faults that are not hidden behind the other one (`hidden_behind`) and, with
+--quick, the links that were measured (some always are not):
 
     exact         named exactly these
     undecidable   named some, and for the rest alternatives, of which one is right
@@ -232,11 +233,13 @@ class Cluster:
         return fault is not None and fault.how == DEAD and rounds >= fault.since
 
 
-def run(case: Case, noise: float, generator: random.Random, quick: bool) -> tuple[Verdict, dict[str, int]]:
-    """The check of one cluster, as `reft._check.node` runs it."""
+def run(
+    case: Case, noise: float, generator: random.Random, quick: bool
+) -> tuple[Verdict, dict[str, int], set[Unit]]:
+    """The check of one cluster, as `reft._check.node` runs it; rounds, and the links it measured."""
     cluster = Cluster(case, noise, generator)
     course = Course(case.nodes, cluster.reports(), plan.FAULTS + 1 if quick else None)
-    rounds = 0
+    rounds, measured = 0, set[Unit]()
     while (one := course.next()) is not None:
         rounds += 1
         ends = Counter(node for at in one.pairs for node in at)
@@ -248,8 +251,9 @@ def run(case: Case, noise: float, generator: random.Random, quick: bool) -> tupl
             for a, b in one.pairs for rail in range(case.rails)
             if not silent & {a, b}
         ]  # fmt: skip
+        measured |= {link_unit(pair.a, pair.b, pair.rail) for pair in pairs}
         course.record(pairs, silent)
-    return course.verdict(), course.rounds
+    return course.verdict(), course.rounds, measured
 
 
 def spoils(fault: Planted, nodes: int, gone: set[int]) -> set[tuple[int, int, int]]:
@@ -300,12 +304,18 @@ def unseen(case: Case) -> set[Unit]:
     return found
 
 
-def assess(case: Case, verdict: Verdict) -> tuple[str, list[str]]:
-    """The campaign's verdict, and what else is wrong."""
+def assess(case: Case, verdict: Verdict, measured: set[Unit] | None = None) -> tuple[str, list[str]]:
+    """The campaign's verdict, and what else is wrong.
+
+    Args:
+        measured: links; None: all.
+    """
     truth = {fault.unit for fault in case.planted}
     hidden = {a.unit for a, b in itertools.permutations(case.planted, 2) if hidden_behind(a, b, case.nodes)}
-    if truth and hidden == truth:  # each behind the other one: one of them is enough
-        hidden = {max(truth)}
+    if measured is not None:  # with --quick, some links are not
+        hidden |= {unit for unit in truth if unit.kind == LINK and unit not in measured}
+    if len(truth) == 2 and all(unit.kind == NIC for unit in hidden) and hidden == truth:
+        hidden = {max(truth)}  # each behind the other one: one of them is enough
     needed = truth - hidden
     visible = needed - unseen(case)
     named = {fault.unit for fault in verdict.faults}
@@ -337,14 +347,15 @@ def conduct(task: tuple[Any, ...]) -> dict[str, Any]:
     """One case; what the campaign keeps of it."""
     nodes, rails, number, faults, seed, noise, quick = task
     generator = random.Random(f"{seed} {nodes} {rails} {number}")
-    first, more = plan.most_rounds(nodes, plan.FAULTS + 1 if quick else None)
-    fewest = plan.most_rounds(max(2, nodes - 1))[0]  # another node may be missing
+    partners = plan.FAULTS + 1 if quick else None
+    first, more = plan.most_rounds(nodes, partners)
+    fewest = min(first, plan.most_rounds(max(2, nodes - 1), partners)[0])  # a node may be missing
     planted = [plant(unit, how, generator, fewest) for unit, how in faults]
     if sum(one.unit.kind == NODE and one.how == DEAD for one in planted) == nodes:
         planted = [replace(one, since=0) for one in planted]  # there are no rounds
     case = Case(nodes, rails, number, tuple(planted))
-    verdict, rounds = run(case, noise, generator, quick)
-    result, problems = assess(case, verdict)
+    verdict, rounds, measured = run(case, noise, generator, quick)
+    result, problems = assess(case, verdict, measured)
     extra = sum(rounds.values()) - rounds[FIRST]
     planned = rounds[FIRST] <= first and extra <= more
     if not noise and not planned:

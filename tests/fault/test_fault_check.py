@@ -74,6 +74,12 @@ def test_rails_are_judged_each_by_itself(tmp_path: Path) -> None:
     assert written["metrics"]["exact_share_from_4_nodes"]["value"] >= 0.99
 
 
+@pytest.mark.timeout(300)
+def test_a_short_plan_finds_all_nodes_and_cards(tmp_path: Path) -> None:
+    written = campaign(tmp_path / "check.json", "--nodes", "5", "8", "--quick", "--doubles", "100", "--seed", "4")
+    assert written["metrics"]["exact_share_from_4_nodes"]["value"] >= 0.99
+
+
 def test_cases_are_all_single_faults_and_follow_from_the_seed() -> None:
     drawn = cases(5, 1, 30, 9)
     assert drawn == cases(5, 1, 30, 9) != cases(5, 1, 30, 8)
@@ -108,6 +114,8 @@ def test_the_campaign_tells_right_from_wrong() -> None:
     assert "not excluded" in assess(both, named(CARD, WIRE, exclude=()))[1][0]
     assert assess(case(Planted(CARD, SLOW, 0.5), nodes=2), named())[0] == UNSEEN
     assert assess(case(Planted(CARD, DEAD), nodes=2), named())[0] == MISSED
+    assert assess(both, named(CARD), measured={WIRE})[0] == MISSED
+    assert assess(both, named(CARD), measured=set())[0] == EXACT
 
 
 def test_only_what_goes_through_another_fault_is_hidden() -> None:

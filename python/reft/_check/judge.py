@@ -398,7 +398,8 @@ class _Rail:
         """How a card is at fault by its measurements; "" if it is not."""
         bad = [one for one in self._of[node].values() if one.level]
         good = [one for one in self._of[node].values() if not one.level]
-        if len(bad) < min(FAULTS + 1, len(self._there) - 1):
+        # Each node that is gone is one of the faults that could be behind bad measurements.
+        if len(bad) < max(2, FAULTS + 1 - self._gone):
             return ""
         if len(good) > FAULTS or 2 * len(good) >= len(bad) or not all(one.is_weak for one in good):
             return ""
