@@ -20,6 +20,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 _WHOLE_JOBS = ("tests/fault/", "tests/integration/")
 # Of these, the files whose tests look at results alone, so that they may run beside others.
 _UNTIMED = {
+    "tests/fault/test_fault_check.py",
     "tests/fault/test_fault_kill.py",
     "tests/fault/test_fault_scripts.py",
     *(

@@ -85,9 +85,23 @@ def test_a_slow_card_of_four_nodes(tmp_path: Path) -> None:
 
 @in_namespaces
 def test_a_slow_card_of_three_nodes_is_told_from_two_slow_links(tmp_path: Path) -> None:
+    """On a busy machine, the two may never be measured in the same time; then it says so."""
     verdict, _ = check(tmp_path, 3, lambda cards, network: cards[1].slow(40))
-    assert named(verdict["faults"]) == [("nic", 1, -1, "slow")], verdict
-    assert verdict["exclude"] == [1] and not verdict["between"]
+    likely = verdict["between"][0][0] if verdict["between"] else verdict["faults"]
+    assert named(likely) == [("nic", 1, -1, "slow")], verdict
+    assert verdict["exclude"] == [1]
+
+
+@slow
+@in_namespaces
+def test_two_slow_links_of_three_nodes_are_told_from_a_slow_card(tmp_path: Path) -> None:
+    def damage(cards: list[Card], network: Network) -> None:
+        cards[1].slow(40, network.address(0))
+        cards[1].slow(40, network.address(2))
+
+    verdict, _ = check(tmp_path, 3, damage)
+    likely = verdict["between"][0][1] if verdict["between"] else verdict["faults"]
+    assert named(likely) == [("link", 0, 1, "slow"), ("link", 1, 2, "slow")], verdict
 
 
 @slow

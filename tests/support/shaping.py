@@ -14,7 +14,7 @@ import subprocess
 from tests.support.nodes import Network, why_no_namespaces
 
 HEALTHY_MBIT = 400
-_DROPS, _SLOW = "1:66", "1:20"
+_DROPS = "1:66"
 _RANDOM = 4294963256  # SKF_AD_OFF + SKF_AD_RANDOM
 
 
@@ -40,7 +40,7 @@ class Card:
     """The outgoing side of a network device in a namespace."""
 
     def __init__(self, namespace: str, device: str = "eth0") -> None:
-        self._namespace, self._device = namespace, device
+        self._namespace, self._device, self._slowed = namespace, device, 0
         self._tc("qdisc", "add", "root", "handle", "1:", "htb", "default", "10")
         self._class("1:10", HEALTHY_MBIT)
         self._class(_DROPS, HEALTHY_MBIT)
@@ -48,8 +48,9 @@ class Card:
 
     def slow(self, mbit: int, to: str = "") -> None:
         """A lower rate, of all packets or of those to an address."""
-        self._class(_SLOW, mbit)
-        self._match(to, _SLOW)
+        self._slowed += 1
+        self._class(f"1:2{self._slowed}", mbit)
+        self._match(to, f"1:2{self._slowed}")
 
     def lose(self, share: float) -> None:
         """Drops a share of the packets."""

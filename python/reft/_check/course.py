@@ -47,7 +47,7 @@ class Course:
         self._silent: set[int] = set()
         first = plan.tournament(sorted(reports), partners) if self._rails else []
         self._left = [Round(FIRST, tuple(pairs)) for pairs in first]
-        self._confirmations, self._was_shared = 0, False
+        self._confirmations = 0
         self.rounds = {FIRST: 0, AGAIN: 0, SHARED: 0}
 
     def next(self) -> Round | None:
@@ -76,8 +76,7 @@ class Course:
             if self._left:
                 return
             self._confirmations = plan.CONFIRMATIONS
-        if not self._was_shared:
-            self._was_shared = True
+        if self.rounds[SHARED] < plan.SHARED_ROUNDS:
             node = judge.open_question(self.verdict())
             if node is not None:
                 others = {n for p in self._pairs if node in (p.a, p.b) for n in (p.a, p.b)}

@@ -61,7 +61,7 @@ _NOMINAL_SHARE = 0.03  # of what both hosts and cards can do, for a link with no
 _ODD_SHARE, _MAY_BE_ODD_SHARE = 0.5, 0.65  # of the rates that a slow card's other links have
 _EQUAL = 1.6  # two rates of one slow card differ by less
 _SIGMAS = 5.0
-_TOGETHER = 1.3  # between one and two, in units of what one measurement had alone
+_ONE_CARD, _TWO_LINKS = 1.25, 1.6  # two rates at one time, each divided by that alone: 1 or 2
 
 # By the first word of `Part.kind`: below this share of the reference, a part is slow.
 _PART_SHARES = {"gpu": 0.8, "cpu": 0.6, "memory": 0.5, "disk": 0.25, "loopback": 0.5, "copy": 0.6}
@@ -526,12 +526,16 @@ class _Rail:
                 alone = self._grades.get(edge(pair.a, pair.b))
                 if pair.is_shared and node in (pair.a, pair.b) and alone:
                     rates.append((pair.gbits, alone.pair.gbits))
+            rates = rates[-2:]  # the newest ones
             if len(rates) < 2 or any(not 0 < one < SLOW_SHARE * best for _, one in rates):
                 continue
-            is_card = sum(together / one for together, one in rates) < _TOGETHER
-            if is_card and {link_unit(node, peer, self._rail) for peer in self._of[node]} <= units:
+            if any(together <= 0 for together, _ in rates):
+                continue
+            times = sum(together / one for together, one in rates)
+            both = {link_unit(node, peer, self._rail) for peer in self._of[node]}
+            if times < _ONE_CARD and both <= units:
                 return False
-            if not is_card and nic_unit(node, self._rail) in units:
+            if times > _TWO_LINKS and nic_unit(node, self._rail) in units:
                 return False
         return True
 

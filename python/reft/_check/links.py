@@ -9,8 +9,8 @@ fixed length. Then:
     bursts    8 writes of 1200 bytes, which come back; 100 times, or until the time is over. Few
               bytes are in flight, so segments that TCP sends again are lost by the path, not by a
               queue that this traffic fills. Those that arrived twice (D-SACK) were not lost.
-    blocks    the opener sends for a fixed time, then the other end; the receiver counts and
-              compares
+    blocks    the opener sends for a fixed time, then asks the other end to; the receiver counts
+              and compares
 
 Each end returns what it has seen (`End`), `merged` makes one `Pair` of them. Every read and write
 ends at a deadline. A stream that stalls counts with what had arrived until then.
@@ -48,6 +48,7 @@ _READY = b"\x01"
 CONNECT_SEC = 4.0
 _TRIES = 4
 _PROVE_SEC = 4.0
+_TOGETHER_SEC = 2.0
 _STALL_SEC = 3.0  # beyond the time of sending
 _MOST_UNPROVED = 16
 _NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
@@ -72,12 +73,46 @@ class Amount:
     @property
     def longest_sec(self) -> float:
         """After so long the measurement is over, whatever the peer does."""
-        return CONNECT_SEC + _PROVE_SEC + self.probe_sec + 2 * (self.send_sec + _STALL_SEC)
+        return CONNECT_SEC + _PROVE_SEC + self.probe_sec + 2 * self.send_sec + 4 * _STALL_SEC
 
 
 FIRST = Amount(100, 2.0, 0.25)
 AGAIN = Amount(300, 4.0, 0.75)
 SHARED = Amount(0, 1.0, 1.0)
+
+
+class Together:
+    """Has the measurements that one node opens at one time send, and receive, in the same time.
+
+    Args:
+        count: of measurements.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._barrier = threading.Barrier(count)
+        self._spans: dict[str, list[tuple[float, float]]] = {}
+        self._count = count
+
+    def wait(self) -> None:
+        """Raises OSError if the others do not come."""
+        try:
+            self._barrier.wait(_TOGETHER_SEC)
+        except threading.BrokenBarrierError as error:
+            raise OSError("the other measurements did not come so far") from error
+
+    def add(self, what: str, began: float, ended: float) -> None:
+        self._spans.setdefault(what, []).append((began, ended))
+
+    @property
+    def overlap(self) -> float:
+        """Share of the time that all of them had in common; 0 if one has failed."""
+        if len(self._spans) < 2 or any(len(one) < self._count for one in self._spans.values()):
+            return 0.0
+        return min(
+            (min(end for _, end in spans) - max(begin for begin, _ in spans))
+            / max(1e-9, max(end for _, end in spans) - min(begin for begin, _ in spans))
+            for spans in self._spans.values()
+        )
 
 
 @dataclass(frozen=True)
@@ -233,9 +268,11 @@ def open_to(
     own: Door,
     key: Key,
     amount: Amount,
+    together: Together | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> End:
-    """Connects from the card of `own` to a peer's door, and measures with it."""
+    """Connects from the card of `own` to a peer's door, and measures with it, at the same time as
+    the other measurements of `together`."""
     try:
         with _connected(address, port, own) as peer:
             until = clock() + _PROVE_SEC
@@ -249,7 +286,7 @@ def open_to(
             _write(peer, key.proof(b"opens", mine, theirs), until, clock)
             if _read(peer, 1, until, clock) != _READY:
                 return End(False)
-            return _Talk(peer, key, amount, clock).open()
+            return _Talk(peer, key, amount, clock, together).open()
     except OSError:
         return End(False)
 
@@ -295,8 +332,14 @@ class _Talk:
     """A connection whose ends have proved themselves."""
 
     def __init__(
-        self, peer: socket.socket, key: Key, amount: Amount, clock: Callable[[], float]
+        self,
+        peer: socket.socket,
+        key: Key,
+        amount: Amount,
+        clock: Callable[[], float],
+        together: Together | None = None,
     ) -> None:
+        self._together = together
         self._peer, self._block, self._amount, self._clock = peer, key.block(), amount, clock
         self._rtt_us, self._gbits, self._is_corrupt = 0.0, 0.0, False
         self._lost = self._sent = 0
@@ -304,16 +347,26 @@ class _Talk:
             peer.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, BLOCK)
 
     def open(self) -> End:
-        return self._end(self._ask, self._send, self._receive)
+        return self._end(self._ask, self._wait, self._send, self._wait, self._want, self._receive)
 
     def answer(self) -> End:
-        return self._end(self._echo, self._receive, self._send)
+        return self._end(self._echo, self._receive, self._await, self._send)
 
     def _end(self, *steps: Callable[[], None]) -> End:
         with contextlib.suppress(OSError):
             for step in steps:
                 step()
         return End(True, self._gbits, self._rtt_us, self._lost, self._sent, self._is_corrupt)
+
+    def _wait(self) -> None:
+        if self._together:
+            self._together.wait()
+
+    def _want(self) -> None:
+        _write(self._peer, _READY, self._clock() + _STALL_SEC, self._clock)
+
+    def _await(self) -> None:
+        _read(self._peer, 1, self._clock() + _STALL_SEC, self._clock)
 
     def _ask(self) -> None:
         until = self._clock() + self._amount.probe_sec
@@ -359,33 +412,36 @@ class _Talk:
         self._lost, self._sent = max(0, lost - before[0]), max(0, sent - before[1])
 
     def _send(self) -> None:
-        until = self._clock() + self._amount.send_sec
+        began = self._clock()
+        until = began + self._amount.send_sec
         stall = until + _STALL_SEC
         while self._clock() < until:
             _write(self._peer, _MORE + self._block, stall, self._clock)
         _write(self._peer, _LAST, stall, self._clock)
+        if self._together:
+            self._together.add("sent", began, self._clock())
 
     def _receive(self) -> None:
         stall = self._clock() + self._amount.send_sec + _STALL_SEC
-        buffer = bytearray(1 + BLOCK)
-        wanted = bytearray(_MORE + self._block)
+        buffer = bytearray(BLOCK)
         count, began, view = 0, 0.0, memoryview(buffer)
         try:
-            while True:
+            # What follows the last mark is not a block.
+            while _read(self._peer, 1, stall, self._clock) == _MORE:
+                began = began or self._clock()
                 filled = 0
-                while filled < len(buffer):
-                    got = _read_into(self._peer, view[filled:], stall, self._clock)
-                    began = began or self._clock()
-                    filled += got
+                while filled < BLOCK:
+                    filled += (got := _read_into(self._peer, view[filled:], stall, self._clock))
                     count += got
-                    if buffer[:1] == _LAST:
-                        return
-                if buffer != wanted:
+                if buffer != self._block:
                     self._is_corrupt = True
         finally:
-            if began and count > 1:
-                # The first read took no time of its own; a stream that stalled lasts until now.
-                self._gbits = count * 8e-9 / max(1e-6, self._clock() - began)
+            if began and count:
+                # A stream that stalled lasts until now.
+                ended = self._clock()
+                self._gbits = count * 8e-9 / max(1e-6, ended - began)
+                if self._together:
+                    self._together.add("received", began, ended)
 
 
 def _bind(socket_: socket.socket, address: str, device: str) -> None:

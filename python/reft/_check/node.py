@@ -34,6 +34,7 @@ from reft._check.plan import FAULTS
 
 _SLACK_SEC = 10.0  # between nodes that began a round together
 _GOODBYE_SEC = 15.0
+_OVERLAP = 0.8  # of the time of measurements that are to be made at one time
 _SIOCGIFADDR = 0x8915
 _SIOCETHTOOL, _GSET, _GLINK = 0x8946, 0x1, 0xA
 _AMOUNTS = {FIRST: links.FIRST, AGAIN: links.AGAIN, SHARED: links.SHARED}
@@ -215,12 +216,14 @@ class _Node:
         me = self._options.node
         seen: list[list[Any]] = []
         threads = []
+        opened = sum(opener == me for opener, _ in pairs)
+        shared = [links.Together(opened) for _ in self._doors] if phase == SHARED and opened else []
         for opener, other in pairs:
             if me not in (opener, other):
                 continue
             peer = self._reports.get(other if me == opener else opener)
             rails = range(min(len(self._doors), len(peer.ports) if peer else 0))
-            measure = partial(self._measure, seen, number, phase, opener, other)
+            measure = partial(self._measure, seen, number, phase, opener, other, shared)
             # The opener measures one rail after the other; the other end awaits it in all of them,
             # because only the opener knows when it has given one up.
             parts = [rails] if me == opener else [[rail] for rail in rails]
@@ -232,7 +235,9 @@ class _Node:
             thread.start()
         for thread in threads:
             thread.join()
-        return seen
+        # Measurements that were not made at one time show nothing.
+        apart = {rail for rail, one in enumerate(shared) if one.overlap < _OVERLAP}
+        return [one for one in seen if one[2] not in apart]
 
     def _measure(
         self,
@@ -241,6 +246,7 @@ class _Node:
         phase: str,
         opener: int,
         other: int,
+        shared: list[links.Together],
         rails: Iterable[int],
     ) -> None:
         amount = _AMOUNTS[phase]
@@ -249,7 +255,8 @@ class _Node:
             key, door = links.Key(self._meeting.key, context), self._doors[rail]
             if self._options.node == opener:
                 port = self._reports[other].ports[rail]
-                end = links.open_to(port.address, port.port, door, key, amount)
+                together = shared[rail] if shared else None
+                end = links.open_to(port.address, port.port, door, key, amount, together)
             else:
                 end = door.answer(key, amount, rail * amount.longest_sec)
             seen.append([opener, other, rail, end.reached, end.gbits, end.rtt_us, end.lost,

@@ -27,7 +27,8 @@ not at all if nothing is suspicious.
 
 **Third phase.** Only if three nodes are left, and two of the three pairs are slow: one round, in
 which the node of both measures both at once (`course`). A slow card is shared by them, two slow
-links are not.
+links are not. It is repeated, twice at most, if the two were not measured in the same time, or show
+neither.
 
 Threads: any. Errors: none.
 """
@@ -45,6 +46,7 @@ FULL_NODES = 32
 FAULTS = 2
 """So many faults at once are separated from each other."""
 CONFIRMATIONS = 2
+SHARED_ROUNDS = 3
 
 
 def edge(a: int, b: int) -> Edge:
@@ -129,4 +131,4 @@ def most_rounds(nodes: int, partners: int | None = None) -> tuple[int, int]:
     if partners is not None:
         first = min(first, partners + nodes % 2)
     each = {2: 1, 3: 3}.get(nodes, 2 * (FAULTS + 1) - 1)
-    return first, CONFIRMATIONS * each + (nodes == 3)
+    return first, CONFIRMATIONS * each + SHARED_ROUNDS * (nodes == 3)

@@ -248,7 +248,7 @@ def _connect(at: tuple[str, int], hosts_store: bool, wait_sec: float) -> Any:
 # -- words
 
 
-def unit_name(unit: Unit, rails: int, devices: dict[tuple[int, int], str] | None = None) -> str:
+def unit_name(unit: Unit, rails: int) -> str:
     if unit.kind == NODE:
         return f"node {unit.node}"
     rail = f" rail {unit.rail}" if rails > 1 else ""
@@ -276,7 +276,8 @@ def lines(
         mine = [f for f in verdict.faults if f.unit.kind != LINK and f.unit.node == node]
         host = outcome.hosts.get(node, "-")
         for fault in mine:
-            what = f"{'card ' if fault.unit.kind == NIC else ''}{fault.how}"
+            rail = f"rail {fault.unit.rail} " if rails > 1 else ""
+            what = f"{f'card {rail}' if fault.unit.kind == NIC else ''}{fault.how}"
             found += _folded(f"node {node:<4} {host:16.16} {what.upper()}: {fault.why}", " " * 11)
         if every and not mine:
             state = "at fault, or cut off" if node in verdict.exclude else "ok"

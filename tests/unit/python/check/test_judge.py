@@ -140,6 +140,20 @@ def test_measurements_at_one_time_tell_a_slow_card_from_two_slow_links(is_card: 
     assert verdict.exclude == ((0,) if is_card else ())
 
 
+@pytest.mark.parametrize("share", [0.0, 0.7])
+def test_measurements_at_one_time_that_show_neither_are_repeated_and_decide_nothing(share: float) -> None:
+    course = Course(3, reports(3))
+    while (one := course.next()) is not None:
+        seen = {(p.a, p.b): p for p in measured(3, {nic_unit(0, 0): SLOW})}
+        found = [seen[at] for at in one.pairs]
+        if one.phase == "shared":
+            found = [replace(p, is_shared=True, reached=share > 0, gbits=p.gbits * share) for p in found]
+        course.record(found)
+    assert course.rounds["shared"] == plan.SHARED_ROUNDS
+    verdict = course.verdict()
+    assert not verdict.faults and len(verdict.between[0]) == 2 and verdict.exclude == (0,)
+
+
 def test_a_card_without_carrier_is_named_with_two_nodes() -> None:
     seen = reports(2, n1=report(1, carrier=0))
     verdict = judge.judge(2, seen, [pair(0, 1, DEAD)])

@@ -125,6 +125,42 @@ def test_a_peer_that_stalls_ends_the_measurement_in_time(
     thread.join()
 
 
+def test_measurements_at_one_time_overlap_and_others_show_that_they_do_not() -> None:
+    doors = [Door("127.0.0.1") for _ in range(2)]
+    together, amount = links.Together(2), Amount(0, 1.0, 0.3)
+    answers = [answering(one, KEY, amount) for one in doors]
+    opening = [
+        threading.Thread(target=links.open_to, args=("127.0.0.1", one.port, one, KEY, amount, together))
+        for one in doors
+    ]
+    for thread in [*opening, *(one for one, _ in answers)]:
+        if not thread.is_alive():
+            thread.start()
+    for thread in [*opening, *(one for one, _ in answers)]:
+        thread.join()
+    assert all(ends[0].reached and ends[0].gbits > 0 for _, ends in answers)
+    assert together.overlap > 0.2
+    for door in doors:
+        door.close()
+    apart = links.Together(2)
+    for what, spans in (("sent", [(0, 1), (0, 1)]), ("received", [(1, 2), (1.5, 2.5)])):
+        for span in spans:
+            apart.add(what, *span)
+    assert apart.overlap == pytest.approx(1 / 3)
+    assert links.Together(2).overlap == 0
+
+
+def test_one_of_two_measurements_that_fails_does_not_hold_the_other(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "_TOGETHER_SEC", 0.1)
+    together = links.Together(2)
+    thread, _ = answering(door, KEY)
+    links.open_to("127.0.0.1", door.port, door, KEY, SMALL, together)
+    thread.join()
+    assert together.overlap == 0
+
+
 def test_nobody_listens() -> None:
     door = Door("127.0.0.1")
     other = Door("127.0.0.1")

@@ -46,7 +46,7 @@ def spoiled(nodes: int, cards: tuple[int, ...], links: tuple[Edge, ...]) -> set[
 @pytest.mark.parametrize("nodes", [2, 3, 4, 5, 7, 12])
 def test_two_faults_are_confirmed_in_the_rounds_that_are_promised(nodes: int) -> None:
     pairs = list(itertools.combinations(range(nodes), 2))
-    each = (plan.most_rounds(nodes)[1] - (nodes == 3)) // plan.CONFIRMATIONS
+    each = (plan.most_rounds(nodes)[1] - plan.SHARED_ROUNDS * (nodes == 3)) // plan.CONFIRMATIONS
     units: list[int | Edge] = [*range(nodes), *pairs]
     for chosen in itertools.combinations(units, 2):
         cards = tuple(unit for unit in chosen if isinstance(unit, int))
