@@ -200,6 +200,7 @@ void bindRestore(py::module_& module) {
       .def_readonly("step", &RestorePlan::step)
       .def_readonly("incarnation", &RestorePlan::incarnation)
       .def_readonly("donor", &RestorePlan::donor)
+      .def_readonly("replaced", &RestorePlan::replaced)
       .def_property_readonly("saved_by", &RestorePlan::savedBy, "How many ranks saved the step.")
       .def("owner", &RestorePlan::ownerFor, py::arg("rank"),
            "The rank whose small state and private regions a rank takes.")

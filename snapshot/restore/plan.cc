@@ -209,6 +209,7 @@ std::optional<std::string> findDonors(const std::vector<int>& missing, const Fou
              found.at(owner).second->only_here + " of rank " + std::to_string(owner);
     }
     plan.donor[rank] = members->second.lowest;
+    plan.replaced.push_back(rank);
   }
   return std::nullopt;
 }
@@ -283,6 +284,7 @@ std::optional<std::string> resize(const Found& found, RestorePlan& plan, uint32_
   for (int rank = 0; rank < plan.shape.world; ++rank) {
     donor[rank] = plan.ownerFor(rank % plan.savedBy());
   }
+  std::erase_if(plan.replaced, [&plan](int rank) { return rank >= plan.shape.world; });
   plan.donor = std::move(donor);
   return std::nullopt;
 }
@@ -476,6 +478,20 @@ int JobShape::firstOf(int node) const {
              : first_of[static_cast<size_t>(node)];
 }
 
+namespace {
+
+// Whether the step of `plan` lies before that of `newer` on the same line, and not on one that was
+// left: of the same attempt, or what that attempt has resumed from.
+bool isBefore(const std::vector<VaultSummary>& vaults, const RestorePlan& plan,
+              const RestorePlan& newer) {
+  return plan.incarnation == newer.incarnation ||
+         std::ranges::any_of(vaults, [&](const VaultSummary& vault) {
+           return vault.writer == newer.incarnation && vault.resumed == plan.step;
+         });
+}
+
+}  // namespace
+
 RestoreDecision planRestore(const std::vector<VaultSummary>& vaults, const JobShape& shape,
                             int64_t below) {
   RestoreDecision result;
@@ -518,14 +534,14 @@ RestoreDecision planRestore(const std::vector<VaultSummary>& vaults, const JobSh
     int world = 0;
     std::tie(std::ignore, world, plan.step, plan.incarnation) = candidate->first;
     plan.shape = shape;
-    if (result.plan && plan.incarnation != result.plan->incarnation) {
-      continue;  // it may be of a line that was left
+    if (result.plan && !isBefore(vaults, plan, *result.plan)) {
+      continue;
     }
     if (const auto reason = tryPlan(candidate->second, by_rank, world, plan)) {
       if (!result.plan) {
         result.rejected.push_back("step " + std::to_string(plan.step) + ": " + *reason);
       }
-    } else if (plan.isResized() || plan.donor.empty()) {
+    } else if (plan.replaced.empty()) {
       if (result.plan) {
         result.rejected.push_back("step " + std::to_string(result.plan->step) +
                                   ": the small state of ranks is lost, and step " +

@@ -10,7 +10,7 @@
 //   - no message was under way between the ranks' program points (intercept/record/cut.h; with a
 //     vault lost, this is not known).
 // Of these, a step that has the small state of every rank comes before a newer one for which that
-// of a replica has to stand in (RestorePlan::donor): the older one resumes bit for bit.
+// of a replica has to stand in (RestorePlan::replaced): the older one resumes bit for bit.
 //
 // Jobs of several numbers of ranks may have left vaults. The steps of the one that ran last come
 // first, whatever their numbers: a job that began anew with more or fewer ranks has left the others
@@ -90,6 +90,9 @@ struct RestorePlan {
   // ranks saved the step, all ranks have one: that of their number, which starts again from 0 where
   // there were fewer, or its donor.
   std::map<int, int> donor;
+  // The ranks of the job that saved the step whose vault is lost, as far as ranks of now follow
+  // them: the small state of a replica stands in. Ascending.
+  std::vector<int> replaced;
   std::map<std::string, GroupPlan> groups;  // by id
   // Another number of ranks saved split tensors: the tag of the message with rows from the vault of
   // rank 0, followed by those of the other ranks. 0: there are no such messages.

@@ -105,7 +105,7 @@ def limited() -> Iterator[Path]:
     pytest.skip("no cgroup with a memory limit can be made here")
 
 
-def test_who_the_oom_killer_ended_is_told_to_the_next_attempt(tmp_path: Path, limited: Path) -> None:
+def test_who_the_oom_killer_ended_is_named(tmp_path: Path, limited: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     command = torchrun(script, str(limited), ranks=2, options=("--standalone", "--max-restarts=1"))
@@ -114,8 +114,10 @@ def test_who_the_oom_killer_ended_is_told_to_the_next_attempt(tmp_path: Path, li
     text = job.stdout + job.stderr
     assert job.returncode == 0 and text.count("ended\n") == 2, text
     said = " ".join(text.split())
-    assert "why the previous ranks ended:" in said and "resumed at step" in said, text
-    assert "is gone; the kernel's OOM killer has ended a process of its cgroup" in said, text
+    assert "crash, oom_kill (certain)" in said and "resumed at step" in said, text
+    killed = "failed first: rank 1 was ended by SIGKILL; the kernel's OOM killer has ended a process of its cgroup"
+    assert killed in said, text
+    assert "why the previous ranks ended" not in said, "the launcher's output has it"
 
 
 def run_tight(tmp_path: Path, limited: Path, when: str) -> str:

@@ -279,9 +279,9 @@ class Resumer:
                 else f": ranks from {there} up have copies of what those below kept for themselves"
                 " (sums, lists, random state, buffers)"
             )
-        elif self.plan.donor:
-            lost = _voice.ranks(self.plan.donor)
-            donors = f"; without the vaults of {lost}, whose small state is that of replicas"
+        if self.plan.replaced:
+            lost = _voice.ranks(self.plan.replaced)
+            donors += f"; without the vaults of {lost}, whose small state is that of replicas"
         _voice.say(
             f"resumed at step {self.plan.step}: {resumed.what},"
             f" {_voice.size(resumed.written)} per rank in {resumed.nanoseconds / 1e6:.0f}"

@@ -114,7 +114,7 @@ class Restart:
         self.unmade = 0
         self.client = FakeAgentClient("", "{}", 1)
         source = startup.Source(
-            SimpleNamespace(step=7, donor=donor or {}, saved_by=world),  # type: ignore[arg-type]
+            SimpleNamespace(step=7, donor=donor or {}, replaced=sorted(donor or {}), saved_by=world),  # type: ignore[arg-type]
             SimpleNamespace(  # type: ignore[arg-type]
                 regions=[], splits=[], sources=(0, 0, 0), other_parts=[]
             ),

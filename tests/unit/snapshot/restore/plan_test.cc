@@ -123,6 +123,41 @@ TEST(PlanRestore, AnOlderStepWithTheSmallStateOfEveryRankComesFirst) {
   EXPECT_TRUE(newest.rejected.empty());
 }
 
+// The same with fewer ranks, of which one follows the lost one.
+TEST(PlanRestore, FewerRanksPreferAWholeStepToo) {
+  std::vector<VaultSummary> vaults = replicas(4, 10, 3);
+  addStep(vaults, replicas(4, 11, 3));
+  for (VaultSummary& vault : vaults) {
+    vault.world = 4;
+    vault.node = 0;
+  }
+  vaults[2].is_copy = true;
+  std::erase_if(vaults[2].slots, [](const SlotSummary& slot) { return slot.step == 11; });
+  const RestoreDecision whole = planRestore(vaults, {3, 3});
+  ASSERT_TRUE(whole.plan);
+  EXPECT_EQ(whole.plan->step, 10);
+  EXPECT_TRUE(whole.plan->replaced.empty());
+  // No rank follows the lost one.
+  EXPECT_EQ(planRestore(vaults, {2, 2}).plan->step, 11);
+  vaults[2].slots.clear();
+  const RestoreDecision newest = planRestore(vaults, {3, 3});
+  ASSERT_TRUE(newest.plan);
+  EXPECT_EQ(newest.plan->step, 11);
+  EXPECT_EQ(newest.plan->replaced, std::vector<int>{2});
+}
+
+// The attempt that took the newest step went on from an older one, which is whole.
+TEST(PlanRestore, WhatAnAttemptResumedFromIsBeforeIt) {
+  std::vector<VaultSummary> vaults = replicas(4, 10, 0, kInc);
+  addStep(vaults, replicas(4, 12, 1, kInc + 1));
+  vaults[2].is_copy = true;
+  std::erase_if(vaults[2].slots, [](const SlotSummary& slot) { return slot.step == 12; });
+  EXPECT_EQ(planRestore(vaults, {4, 2}).plan->step, 12);  // that one may have been left
+  vaults[0].writer = kInc + 1;
+  vaults[0].resumed = 10;
+  EXPECT_EQ(planRestore(vaults, {4, 2}).plan->step, 10);
+}
+
 TEST(PlanRestore, SaysThatThereAreFewerRanksThanBefore) {
   for (const auto& vaults :
        {replicas(2, 10, 0), std::vector<VaultSummary>{replicas(2, 10, 0)[0]}}) {
