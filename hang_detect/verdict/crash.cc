@@ -28,6 +28,8 @@ constexpr int64_t kFailedTogetherNs = 1'000'000;
 // A rank may hide what it met behind an error of its own, and be quicker to say it than the rank
 // that failed first.
 constexpr int64_t kDoubtfulNs = 1'000'000'000;
+// From the end of a process to its notice; a launcher takes longer than that to end the others.
+constexpr int64_t kNoticedNs = 50'000'000;
 // A program that kills several ranks does it one after the other.
 constexpr int64_t kKilledTogetherNs = 100'000'000;
 constexpr size_t kMostMessage = 160;
@@ -347,9 +349,12 @@ class CrashDecision {
     std::vector<const End*> first = firstOf(Share::kOwn, /*hides=*/false);
     if (first.empty()) {
       first = firstOf(Share::kOwn, /*hides=*/true);
-    }
-    if (first.empty()) {
-      first = firstOf(Share::kOutside, /*hides=*/true);
+      const auto outside = firstOf(Share::kOutside, /*hides=*/true);
+      // One that was ended from outside comes before those that hide what they met then.
+      if (first.empty() ||
+          (!outside.empty() && outside.front()->at_ns <= first.front()->at_ns + kNoticedNs)) {
+        first = outside;
+      }
     }
     result_.outside = std::all_of(ends_.begin(), ends_.end(),
                                   [](const End& end) { return end.share == Share::kOutside; });

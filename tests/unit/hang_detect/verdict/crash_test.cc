@@ -133,6 +133,16 @@ TEST(Crash, ARankThatHidesAFailedOpIsNotTheFirst) {
   EXPECT_EQ(ranksOf(decideCrash(job({hides, lostPeer(1, 4)})).culprits), std::vector<int>{0});
 }
 
+TEST(Crash, ARankThatWasTerminatedComesBeforeThoseThatHideWhatTheyMet) {
+  RankEvidence hides = raised(0, 0, "Strange", "training failed");
+  hides.tail.back().failed = true;
+  const auto named = [&](int64_t after_ms) {
+    return ranksOf(decideCrash(job({hides, signalled(1, after_ms, SIGTERM)})).culprits);
+  };
+  EXPECT_EQ(named(3), std::vector<int>{1});
+  EXPECT_EQ(named(250), std::vector<int>{0});  // by the launcher, because rank 0 had ended
+}
+
 TEST(Crash, ProcessesThatAreKilledOneAfterTheOtherAreNamedTogether) {
   const Verdict verdict =
       decideCrash(job({signalled(0, 0, SIGKILL), signalled(1, 60, SIGKILL), lostPeer(2, 20)}));
