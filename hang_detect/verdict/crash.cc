@@ -358,9 +358,15 @@ class CrashDecision {
     }
     result_.outside = std::all_of(ends_.begin(), ends_.end(),
                                   [](const End& end) { return end.share == Share::kOutside; });
-    if (!first.empty()) {
+    const bool others_lost_it = std::any_of(ends_.begin(), ends_.end(), [](const End& end) {
+      return end.share == Share::kConsequence;
+    });
+    const bool only_ended = first.empty() || first.front()->share == Share::kOutside;
+    if (only_ended && others_lost_it && leftBefore()) {
+      // The launcher has ended the rest.
+    } else if (!first.empty()) {
       named(first);
-    } else if (!leftBefore()) {
+    } else {
       nobodyFailed();
     }
     describe();

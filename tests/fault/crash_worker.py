@@ -331,7 +331,6 @@ def death_user_signal() -> None:
 
 
 def death_oom() -> None:
-    (Path(os.environ["CRASH_CGROUP"])).write_text(str(os.getpid()))
     job.here(0)
     hoard = []
     while True:
@@ -445,6 +444,8 @@ def main() -> None:
     parser.add_argument("--mask", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.death == "oom" and int(os.environ["RANK"]) in args.ranks:
+        Path(os.environ["CRASH_CGROUP"]).write_text(str(os.getpid()))
     dist.init_process_group(backend="reft")
     job = Job(args)
     try:

@@ -224,6 +224,15 @@ TEST(Crash, ARankThatLeftCleanlyBeforeTheOthersFailedIsNamed) {
   EXPECT_EQ(ranksOf(verdict.culprits), std::vector<int>{1});
 }
 
+TEST(Crash, ARankThatLeftComesBeforeThoseThatTheLauncherEndedForIt) {
+  const Verdict verdict =
+      decideCrash(job({lostPeer(0, 50), clean(1, 0), signalled(2, 300, SIGTERM)}));
+  EXPECT_EQ(verdict.what, "ended_early");
+  EXPECT_EQ(ranksOf(verdict.culprits), std::vector<int>{1});
+  // A rank that ends cleanly when all are terminated did nothing wrong.
+  EXPECT_EQ(decideCrash(job({clean(0, 0), signalled(1, 5, SIGTERM)})).what, "terminated");
+}
+
 TEST(Crash, WhereAllSayThatAnotherFailedNobodyIsNamed) {
   auto evidence = job({lostPeer(0, 50), lostPeer(1, 60)});
   Verdict verdict = decideCrash(evidence);
