@@ -208,7 +208,6 @@ void Investigation::noteEnd(const RankFacts& facts, RankEvidence how, int64_t no
     concludeEnds(now_ns);
     ends_.clear();
     ends_incarnation_ = facts.incarnation;
-    ends_due_ns_ = 0;
   }
   const bool first =
       !facts.said_bye && std::none_of(ends_.begin(), ends_.end(),
@@ -251,12 +250,7 @@ void Investigation::concludeEnds(int64_t now_ns) {
   if (ends_incarnation_ == crash_incarnation_ || ends_incarnation_ == aborted_incarnation_) {
     return;
   }
-  HangEvidence evidence;
-  evidence.job = settings_.job;
-  evidence.node = settings_.node;
-  evidence.world = facts_.world;
-  evidence.nodes = facts_.nodes;
-  evidence.now_ns = now_ns;
+  HangEvidence evidence = evidenceAt(now_ns);
   for (const auto& [number, rank] : facts_.ranks) {
     if (rank.live() && rank.incarnation == ends_incarnation_) {
       RankEvidence& lives = evidence.ranks.emplace_back();
@@ -298,9 +292,12 @@ void Investigation::noteRepetition(const HangEvidence& evidence, Verdict& verdic
     }
     failure += ", ";
   }
-  failure += failure.empty() || verdict.outside ? "" : std::to_string(verdict.step);
-  same_failures_ =
-      failure == failure_ && !failure.empty() && !verdict.outside ? same_failures_ + 1 : 1;
+  if (failure.empty() || verdict.outside) {
+    failure_.clear();
+    return;
+  }
+  failure += std::to_string(verdict.step);
+  same_failures_ = failure == failure_ ? same_failures_ + 1 : 1;
   failure_ = std::move(failure);
   if (same_failures_ > 1) {
     verdict.evidence.insert(verdict.evidence.begin(),
@@ -466,14 +463,19 @@ void Investigation::gathered(uint64_t carrier, Gathered message, int64_t now_ns)
 
 // ---- evidence and verdict
 
-HangEvidence Investigation::evidenceOf(const Look& look, std::vector<RankEvidence> ranks,
-                                       int64_t now_ns) const {
+HangEvidence Investigation::evidenceAt(int64_t now_ns) const {
   HangEvidence evidence;
   evidence.job = settings_.job;
   evidence.node = settings_.node;
   evidence.world = facts_.world;
   evidence.nodes = facts_.nodes;
   evidence.now_ns = now_ns;
+  return evidence;
+}
+
+HangEvidence Investigation::evidenceOf(const Look& look, std::vector<RankEvidence> ranks,
+                                       int64_t now_ns) const {
+  HangEvidence evidence = evidenceAt(now_ns);
   evidence.suspect_sec =
       look.own() && look.kind() != Look::Kind::kCrash ? settings_.suspect_sec : 0;
   evidence.away_sec = static_cast<double>(hang_watch_.awayNs()) * 1e-9;

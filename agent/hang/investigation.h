@@ -100,6 +100,7 @@ class Investigation {
   Look* find(uint64_t look);
   bool looking() const;  // an own look is open, an early one aside
   bool discarded(const Look& look) const;
+  HangEvidence evidenceAt(int64_t now_ns) const;  // without ranks
   HangEvidence evidenceOf(const Look& look, std::vector<RankEvidence> ranks, int64_t now_ns) const;
   void conclude(const Look& look, HangEvidence evidence, Finding finding, int64_t now_ns);
   void showSlow(const Look& look, const Finding& finding);

@@ -1,4 +1,4 @@
-// Writes where the launcher of the ranks writes its errors, when no rank is left to do it.
+// Writes where the launcher of the ranks writes its errors: ranks that fail are gone too soon.
 //
 // Only to a terminal, a pipe, or a file that is appended to: in another file, what the launcher
 // writes next would go over it. Never blocks: what a full pipe or a stopped terminal does not take

@@ -15,8 +15,8 @@
 // An owner offers one slot at a time on a connection.
 //
 // The hashes of a slot (XXH3) find what breaks by accident, not what is forged by who can change
-// packets between nodes. With REFT_MESH_TLS=on nobody can: all this is inside TLS then (tls.h).
-// Without it, who can is trusted; he can change packets of gloo and NCCL, too.
+// packets between nodes. With REFT_MESH_TLS=on no such change passes: all this is inside TLS then
+// (tls.h). Without it, who can change packets is trusted, as gloo and NCCL trust him.
 //
 // Threads: a FrameReader belongs to one connection. Errors: Corruption for what no agent of this
 // version sends.

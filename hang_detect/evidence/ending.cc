@@ -97,6 +97,12 @@ std::optional<json> part(const json& fields, const char* key) {
 
 }  // namespace
 
+ThreadStack Uncaught::stack() const {
+  ThreadStack result;
+  result.frames = frames;
+  return result;
+}
+
 int64_t Ending::failedNs() const {
   return exception ? exception->at_ns : fault ? fault->at_ns : left_ns;
 }

@@ -35,6 +35,9 @@ struct Uncaught {
   std::vector<std::string> causes;
   int error_number = 0;  // errno of an OSError; 0 = none
   int64_t at_ns = 0;     // CLOCK_MONOTONIC
+
+  // As the stack of a thread.
+  ThreadStack stack() const;
 };
 
 // A signal that faults of native code raise.

@@ -230,7 +230,7 @@ void installFaultWords(const std::shared_ptr<AgentClient>& client, StackPrinter 
     if (::sigaction(kSignals[i], nullptr, &before) != 0 ||
         ((before.sa_flags & SA_SIGINFO) == 0 && before.sa_handler == SIG_IGN) ||
         (before.sa_handler != SIG_DFL && !isPythons(before))) {
-      continue;  // somebody else's: it may be no fault at all
+      continue;  // that of another library: it may be no fault at all
     }
     struct sigaction action {};
     action.sa_sigaction = &onFault;

@@ -270,9 +270,7 @@ void writeUncaught(Page& page, const Uncaught& end, const std::string& what) {
   for (const std::string& cause : end.causes) {
     page.line("    before it: " + printable(cause, 200), 6);
   }
-  ThreadStack thread;
-  thread.frames = end.frames;
-  writeFrames(page, thread, kTextFrames);
+  writeFrames(page, end.stack(), kTextFrames);
 }
 
 // What is known of the end of a dead rank.

@@ -68,15 +68,11 @@ bool isKilledByKernel(const RankEvidence& rank) {
 
 // The frame to report: the user's own code where there is some.
 std::optional<StackFrame> frameOf(const Uncaught& end) {
-  ThreadStack stack;
-  stack.frames = end.frames;
-  return stack.frames.empty() ? std::nullopt : std::optional(ownFrame(stack));
+  return end.frames.empty() ? std::nullopt : std::optional(ownFrame(end.stack()));
 }
 
 std::string placeOf(const Uncaught& end) {
-  ThreadStack stack;
-  stack.frames = end.frames;
-  const std::string place = placeOf(stack);
+  const std::string place = placeOf(end.stack());
   return place.empty() ? "" : " at " + place;
 }
 

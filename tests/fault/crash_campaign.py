@@ -36,12 +36,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support import report
+from tests.support import cgroups, report
 from tests.support.launchers import job_environment, torchrun
 
 HERE = Path(__file__).resolve().parent
@@ -115,30 +114,6 @@ def draw(seed: int, number: int, most_ranks: int, deaths: list[str]) -> Case:
         world = max(3, world)
         ranks = sorted(rng.sample(range(world), rng.choice([2, world])))
     return Case(number, name.rstrip("*"), world, ranks, rng.randint(1, 6), rng.random() < 0.25)
-
-
-@contextlib.contextmanager
-def memory_group() -> Iterator[Path | None]:
-    """The list of processes of a cgroup that may have MEMORY_BYTES; None if none can be made."""
-    for folder, limit in (("memory/", "memory.limit_in_bytes"), ("", "memory.max")):
-        group = Path(f"/sys/fs/cgroup/{folder}reft-crash-{os.getpid()}")
-        try:
-            group.mkdir()
-        except OSError:
-            continue
-        usable = False
-        with contextlib.suppress(OSError):
-            (group / limit).write_text(str(MEMORY_BYTES))
-            (group / "cgroup.procs").open("w").close()
-            usable = True
-        try:
-            if usable:
-                yield group / "cgroup.procs"
-                return
-        finally:
-            with contextlib.suppress(OSError):
-                group.rmdir()
-    yield None
 
 
 class Campaign:
@@ -247,7 +222,7 @@ def main() -> int:
     scratch = args.keep or Path(tempfile.mkdtemp(prefix="reft-crash-"))
     results: list[Result] = []
     began = time.monotonic()
-    with memory_group() as group:
+    with cgroups.limited(f"reft-crash-{os.getpid()}", MEMORY_BYTES) as group:
         deaths = [name for name in args.deaths or DEATHS if name != "oom" or group is not None]
         campaign = Campaign(scratch, group, args.verbose)
         for number in args.only if args.only is not None else range(args.cases):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +13,7 @@ pytest.importorskip("torch")
 pytest.importorskip("reft._C", reason="needs the native module")
 
 
+from tests.support import cgroups
 from tests.support.launchers import job_environment, torchrun
 
 LIMIT = 1200 << 20
@@ -68,41 +66,13 @@ print("ended in attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
 """
 
 
-def _remove(group: Path) -> None:
-    """Ends what is left in the group, the agent that a rank in it has started, and removes it."""
-    deadline = time.monotonic() + 20
-    while True:
-        with contextlib.suppress(OSError):
-            group.rmdir()
-            return
-        assert time.monotonic() < deadline, f"{group} stays busy"
-        with contextlib.suppress(OSError):
-            for process in (group / "cgroup.procs").read_text().split():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(process), signal.SIGKILL)
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def limited() -> Iterator[Path]:
     """The list of processes of a cgroup that may have LIMIT bytes."""
-    name = f"reft-test-{os.getpid()}"
-    for folder, limit in (("memory/", "memory.limit_in_bytes"), ("", "memory.max")):
-        group = Path(f"/sys/fs/cgroup/{folder}{name}")
-        try:
-            group.mkdir()
-        except OSError:
-            continue
-        try:
-            (group / limit).write_text(str(LIMIT))
-            (group / "cgroup.procs").open("w").close()
-            yield group / "cgroup.procs"
-            return
-        except OSError:
-            continue
-        finally:
-            _remove(group)
-    pytest.skip("no cgroup with a memory limit can be made here")
+    with cgroups.limited(f"reft-test-{os.getpid()}", LIMIT) as processes:
+        if processes is None:
+            pytest.skip("no cgroup with a memory limit can be made here")
+        yield processes
 
 
 def test_who_the_oom_killer_ended_is_named(tmp_path: Path, limited: Path) -> None:
