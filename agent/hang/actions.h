@@ -61,13 +61,14 @@ struct AnswerTool {
   uint64_t connection = 0;
   std::string json;
 };
-// Write the report on a hang or a crash, then call Investigation::written().
+// Write the report on a hang or a crash (a quiet one: to the log alone), then call
+// Investigation::written().
 struct WriteReport {
   uint64_t incarnation = 0;
   uint64_t speaker = 0;  // connection of the rank whose terminal shows it; 0: none
   bool crash = false;    // the ranks may be gone before they can show it
   bool ends = false;     // it says how ranks ended
-  bool quiet = false;    // a person ended them: no terminal shows it
+  bool quiet = false;    // a person ended them: no terminal shows it, and no file has it
   Finding finding;
   HangEvidence evidence;
 };

@@ -585,9 +585,9 @@ void Investigation::written(const action::WriteReport& report, const std::string
   const auto next = on_disk && !report.ends
                         ? abort_policy_.reported(report.finding, report.incarnation, now_ns)
                         : "";
-  const auto notice = terminalText(report.finding.screen, path + ".txt", next);
+  const auto notice = terminalText(report.finding.screen, path.empty() ? "" : path + ".txt", next);
   if (report.quiet) {
-    logInfo("agent", "not shown: the ranks were ended from outside");
+    // Nothing to show.
   } else if (report.ends) {
     add(action::ShowAtLauncher{notice, report.speaker});
   } else if (report.speaker != 0) {

@@ -213,11 +213,16 @@ void InvestigationRunner::execute(const action::AnswerTool& action, int64_t) {
 
 void InvestigationRunner::execute(const action::WriteReport& action, int64_t now_ns) {
   bool on_disk = false;
-  // On disk before ranks are ended for it.
-  const auto path =
-      reports_.write(action.finding.json, action.finding.text, settings_.abort_on_hang, on_disk);
-  logWarn("agent", action.ends ? "crash report written: " : "hang report written: ", path, ".txt\n",
-          action.finding.screen);
+  std::string path;
+  if (action.quiet) {  // who ended them knows why: no file is to remain
+    logInfo("agent", "the ranks were ended from outside:\n", action.finding.screen);
+  } else {
+    // On disk before ranks are ended for it.
+    path =
+        reports_.write(action.finding.json, action.finding.text, settings_.abort_on_hang, on_disk);
+    logWarn("agent", action.ends ? "crash report written: " : "hang report written: ", path,
+            ".txt\n", action.finding.screen);
+  }
   investigation_.written(action, path, on_disk, now_ns);
 }
 

@@ -138,11 +138,14 @@ std::string terminalText(std::string_view screen, std::string_view report_path,
                          std::string_view action) {
   // The path stays in one piece, so that it can be copied; the terminal breaks it.
   const std::string path = printable(report_path, 4096);
-  std::vector<std::string> tail = {path.size() + 8 <= kColumns ? "report: " + path : "report:"};
-  size_t tail_lines = 1;
-  if (tail[0].size() == 7) {
-    tail.push_back(path);
-    tail_lines += (path.size() + kColumns - 1) / kColumns;
+  std::vector<std::string> tail;
+  size_t tail_lines = 0;
+  if (!path.empty() && path.size() + 8 <= kColumns) {
+    tail.push_back("report: " + path);
+    tail_lines = 1;
+  } else if (!path.empty()) {
+    tail = {"report:", path};
+    tail_lines = 1 + (path.size() + kColumns - 1) / kColumns;
   }
   for (std::string& line : linesOf(wrapText(printable(action), 2, kColumns))) {
     tail.push_back(std::move(line));

@@ -1,8 +1,8 @@
 """However a job ends: beyond the announced linger no process, memfd, socket, directory or file of
 it remains.
 
-But for vaults in REFT_VAULT_DIR of a job that did not end cleanly: to be found again later is what
-they are for.
+But for vaults in REFT_VAULT_DIR of a job that did not end cleanly, and the report on a crash: to be
+found again later is what they are for.
 """
 
 from __future__ import annotations
@@ -51,11 +51,18 @@ def command_of(pid: int) -> str:
         return "gone by now"
 
 
+def report_of(job: TrainJob) -> set[Path]:
+    """The report on a crash, if there is one, and what is beside it."""
+    node = job.run / job.job / "node-0"
+    files = set(node.glob("verdicts/*-*.json")) | set(node.glob("verdicts/*-*.txt"))
+    return files | {node.parent, node, node / "agent.log", node / "verdicts"} if files else set()
+
+
 def leftovers(job: TrainJob, vaults: Path | None, clean: bool) -> list[str]:
     found = [f"agent {pid}" for pid in job.agents]
     found += [f"rank {pid}: {command_of(pid)}" for pid in rank_pids(job.job)]
     found += [f"memfd in process {pid}" for pid in vault_holders(job.job)]
-    found += [str(path) for path in job.run.rglob("*")]
+    found += [str(path) for path in job.run.rglob("*") if path not in report_of(job)]
     kept = (
         set()
         if clean or not vaults
@@ -98,6 +105,10 @@ def test_nothing_remains(folder: Path, ending: str, files: bool) -> None:
         while leftovers(job, vaults, clean) and time.monotonic() < end:
             time.sleep(0.05)
         assert leftovers(job, vaults, clean) == []
+        crashed = ending in ("crash", "kill9_all")
+        assert sorted({path.suffix for path in report_of(job)}) == (
+            ["", ".json", ".log", ".txt"] if crashed else []
+        )
     finally:
         kill_all(rank_pids(job.job) + job.agents)
 

@@ -59,6 +59,10 @@ TEST(TerminalText, FitsWithoutEvidenceToo) {
   EXPECT_THAT(text, EndsWith("next: look\nreport: /run/v/1.txt\nnow\n"));
 }
 
+TEST(TerminalText, WithoutAReportNamesNone) {
+  EXPECT_EQ(terminalText("reft: head\nnext: look\n", "", ""), "reft: head\nnext: look\n");
+}
+
 TEST(TerminalText, NothingReachesTheTerminalButText) {
   EXPECT_THAT(terminalText("reft: x\n", "/run/\x1b[2J\n/1.txt", ""), Not(HasSubstr("\x1b")));
 }
