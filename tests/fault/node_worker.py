@@ -63,14 +63,19 @@ def hash_of(values: Any) -> str:
     return digest.hexdigest()[:16]
 
 
+def whole(values: dict[str, Any] | None) -> dict[str, Any] | None:
+    """With all shards of each tensor. Collective if there are shards."""
+    return values and {name: v.full_tensor() if hasattr(v, "full_tensor") else v for name, v in values.items()}
+
+
 def state_hash(net: nn.Module, optimizers: list[Any]) -> str:
     """Of what all ranks of a data-parallel job have alike."""
     of_optimizers = []
     for optimizer in optimizers:
         state = dict(optimizer.state)  # a lookup in `state` itself would add what is not there
         for group in optimizer.param_groups:
-            of_optimizers += [group["lr"], *(state.get(p) for p in group["params"])]
-    return hash_of([dict(net.state_dict()), of_optimizers])
+            of_optimizers += [group["lr"], *(whole(state.get(p)) for p in group["params"])]
+    return hash_of([whole(dict(net.state_dict())), of_optimizers])
 
 
 def committed_step(backend: str) -> int:

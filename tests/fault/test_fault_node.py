@@ -140,9 +140,11 @@ def test_fewer_nodes_go_on_with_what_all_ranks_had_and_what_survived() -> None:
         assert promise_to_fewer("none", state, "gone") == ANY
         assert promise_to_fewer("none", state, "excluded") == EXACT
         assert promise_to_fewer("arc:2", state, "gone", nodes=2) == ANY
-    for state in ("own", "fsdp", "sharded"):
+    for state in ("own", "sharded"):
         assert promise_to_fewer("peer", state, "gone") == REFUSED
         assert promise_to_fewer("peer", state, "excluded") == REFUSED
+    assert promise_to_fewer("peer", "fsdp", "gone") == promise_to_fewer("none", "fsdp", "excluded") == EXACT
+    assert promise_to_fewer("arc", "fsdp", "gone") == ANY
 
 
 ITEMS, RESUMED, LAST = 12, 2, 7
