@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import time
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 # How much of the failures the end of the log repeats: a log that was cut still has its end.
 SHOWN_FAILURES, SHOWN_ERRORS, SHOWN_LINES = 5, 12, 20
+SHOWN_FILES = 20
 # The last lines of a run have its second tries in them: they take no more lines than this.
 SHOWN_SECOND_TRIES = 6
 # Stages that took at least this long have their time in the last lines.
@@ -68,6 +70,14 @@ class Counts:
     def add_exit_code(self, stage: str, code: int, started: float) -> None:
         self.add(stage, int(code == 0), int(code != 0), 0, started)
 
+    def by_file(self) -> str:
+        """How many cases of each file failed, of as many files as the end of the log has room for."""
+        # "-- python: tests.unit.test_a::test_b", "-- tsan: agent.Suite.Case::agent.Suite.Case"
+        files = Counter(text.partition("\n")[0][3:].partition("::")[0] for text in self.failures)
+        shown = [f"{file} {count}" for file, count in files.most_common(SHOWN_FILES)]
+        left = len(files) - len(shown)
+        return ", ".join([*shown, *([f"and {left} more files"] if left else [])])
+
     def finish(self) -> int:
         """Prints the end of the log; returns the exit code.
 
@@ -77,6 +87,7 @@ class Counts:
             print(failure)
         if len(self.failures) > SHOWN_FAILURES:
             print(f"(and {len(self.failures) - SHOWN_FAILURES} more failed cases)")
+            print(f"failed by file: {self.by_file()}")
         if self.names:
             print(f"failed: {', '.join(self.names)}")
         shown = self.second_try[:SHOWN_SECOND_TRIES]

@@ -120,3 +120,10 @@ def test_a_wheel_without_its_agent_or_with_tests_is_refused() -> None:
     assert build.wrong_in_wheel(WHEEL[:-1]) == "missing: THIRD_PARTY_NOTICES"
     assert "tests/x.py" in build.wrong_in_wheel([*WHEEL, "tests/x.py"])
     assert "reft/lib/libreft.so" in build.wrong_in_wheel([*WHEEL, "reft/lib/libreft.so"])
+
+
+def test_the_end_of_the_log_counts_the_failed_cases_of_each_file(capsys: pytest.CaptureFixture[str]) -> None:
+    cases = [f"-- python: tests.test_a::case{i}\n    E    wrong" for i in range(6)]
+    counts = Counts(failed=7, failures=[*cases, "-- tsan: agent.Suite.Case::agent.Suite.Case"])
+    assert counts.finish() == 1
+    assert "failed by file: python: tests.test_a 6, tsan: agent.Suite.Case 1" in capsys.readouterr().out
