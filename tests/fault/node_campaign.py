@@ -471,7 +471,7 @@ class Campaign:
             if losses[rank].get(step) != loss
         ]
         if case.leaving and done:
-            wrong = self._unlike_fewer(case, out, len(runs), behind)
+            wrong = self._unlike_fewer(case, out, len(runs), behind, said)
             codes = [code for node, code in enumerate(codes) if node not in case.leaving]
         elif self._finals(out) != finals:
             differ = [rank for rank, final in enumerate(self._finals(out)) if final != finals[rank]]
@@ -507,7 +507,7 @@ class Campaign:
         result["failed"] = verdict in FAILURES or bool(problems)
         return result
 
-    def _unlike_fewer(self, case: Case, out: Path, starts: int, behind: bool) -> list[str]:
+    def _unlike_fewer(self, case: Case, out: Path, starts: int, behind: bool, said: str) -> list[str]:
         """What is not as it has to be of a job that went on without a node."""
         left = self.nodes - len(case.leaving)
         now = range(left * self.local)
@@ -530,8 +530,9 @@ class Campaign:
             steps=SHRINK_STEPS,
             items=self._items,
             newest=case.promise == EXACT and not behind,
+            anew=not FROM_THE_FIRST_STEP.search(said),
         )
-        if not any(1 in of_rank for start in rows[1:] for of_rank in start):
+        if not expected.anew or not any(1 in of_rank for start in rows[1:] for of_rank in start):
             return expected.differences(rows)
         expected.fewer = self._told(case.state, left)
         _, finals = self.reference(case.state, True, left)

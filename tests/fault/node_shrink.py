@@ -69,6 +69,7 @@ class Expected:
         steps: of the whole training.
         items: of an epoch.
         newest: whether the newest committed step has to come back, not an older one.
+        anew: whether a job whose first line is of step 1 has begun anew, not resumed that step.
     """
 
     truth: Sequence[Rows]
@@ -77,6 +78,7 @@ class Expected:
     steps: int
     items: int
     newest: bool = True
+    anew: bool = True
 
     def differences(self, starts: Sequence[Sequence[Rows]]) -> list[str]:
         """What is not as it has to be.
@@ -103,7 +105,7 @@ class Expected:
         for rank in now:
             if missing := set(range(resumed, self.steps + 1)) - after[rank].keys():
                 found.append(f"rank {rank} left out steps {sorted(missing)}")
-        if resumed == 1:
+        if resumed == 1 and self.anew:
             for rank in now:
                 found += _unlike(f"begun anew, rank {rank}", after[rank], self.fewer[rank])
             return found
