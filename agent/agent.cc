@@ -55,6 +55,7 @@ Investigation::Settings settingsOf(const AgentOptions& options) {
   settings.node = options.node;
   settings.suspect_sec = options.hang_suspect_sec;
   settings.abort_on_hang = options.abort_on_hang;
+  settings.crash_loop_limit = options.crash_loop_limit;
   settings.tick_ns = kTickNs;
   settings.boot = bootId();
   return settings;

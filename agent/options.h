@@ -35,7 +35,8 @@ struct AgentOptions {
   double linger_sec = 60;
   double hang_suspect_sec = 20;
   bool abort_on_hang = false;
-  int metrics_port = 0;  // 0: none
+  int crash_loop_limit = 0;  // 0: none
+  int metrics_port = 0;      // 0: none
 
   static AgentOptions from(const Env& env, const CommandLine& command);
   std::string directory() const;  // <run_dir>/<job>/node-<n>

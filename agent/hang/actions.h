@@ -69,6 +69,7 @@ struct WriteReport {
   bool crash = false;    // the ranks may be gone before they can show it
   bool ends = false;     // it says how ranks ended
   bool quiet = false;    // a person ended them: no terminal shows it, and no file has it
+  int loop = 0;          // so many attempts have failed so, and the launcher is to end; 0: no
   Finding finding;
   HangEvidence evidence;
 };
@@ -84,6 +85,8 @@ struct ShowAtLauncher {
   std::string text;
   uint64_t connection = 0;  // 0: none
 };
+// End the launcher, which would start the ranks again.
+struct EndLauncher {};
 // End the ranks of this incarnation.
 struct Abort {
   uint64_t incarnation = 0;
@@ -96,6 +99,7 @@ struct Abort {
 using Action =
     std::variant<action::Sample, action::Count, action::AskForStacks, action::ReadOutside,
                  action::Examine, action::AskNodes, action::AnswerNode, action::AnswerTool,
-                 action::WriteReport, action::Show, action::ShowAtLauncher, action::Abort>;
+                 action::WriteReport, action::Show, action::ShowAtLauncher, action::EndLauncher,
+                 action::Abort>;
 
 }  // namespace reft::agent

@@ -269,15 +269,18 @@ void Investigation::concludeEnds(int64_t now_ns) {
   if (verdict.state != VerdictState::kCrash) {
     return;
   }
-  noteRepetition(evidence, verdict);
+  const int alike = noteRepetition(evidence, verdict);
+  const int limit = settings_.crash_loop_limit;
+  const int loop = limit > 0 && alike >= limit && facts_.restarts ? alike : 0;
   ++crash_reports_;
   const bool quiet = verdict.outside;
-  add(action::WriteReport{ends_incarnation_, speakerOf(nullptr), true, true, quiet,
+  add(action::WriteReport{ends_incarnation_, speakerOf(nullptr), true, true, quiet, loop,
                           findingOf(evidence, verdict), std::move(evidence)});
 }
 
-// The same failure at the same step as in the attempt before: a restart does not help.
-void Investigation::noteRepetition(const HangEvidence& evidence, Verdict& verdict) {
+// The same failure at the same step as in the attempt before: a restart does not help. How often in
+// a row it came; 0: no rank is named.
+int Investigation::noteRepetition(const HangEvidence& evidence, Verdict& verdict) {
   std::string failure;
   for (const Culprit& culprit : verdict.culprits) {
     failure += std::to_string(culprit.rank) + " " + culprit.reason;
@@ -294,7 +297,7 @@ void Investigation::noteRepetition(const HangEvidence& evidence, Verdict& verdic
   }
   if (failure.empty() || verdict.outside) {
     failure_.clear();
-    return;
+    return 0;
   }
   failure += std::to_string(verdict.step);
   same_failures_ = failure == failure_ ? same_failures_ + 1 : 1;
@@ -305,6 +308,7 @@ void Investigation::noteRepetition(const HangEvidence& evidence, Verdict& verdic
                                 std::to_string(same_failures_) +
                                 ". time in a row: another start will not help");
   }
+  return same_failures_;
 }
 
 void Investigation::voted(int rank) {
@@ -558,7 +562,7 @@ void Investigation::conclude(const Look& look, HangEvidence evidence, Finding fi
       crash_incarnation_ = look.incarnation();
     }
     ++hang_reports_;
-    add(action::WriteReport{look.incarnation(), speakerOf(&look), crash, false, false,
+    add(action::WriteReport{look.incarnation(), speakerOf(&look), crash, false, false, 0,
                             std::move(finding), std::move(evidence)});
   }
 }
@@ -582,14 +586,22 @@ void Investigation::showSlow(const Look& look, const Finding& finding) {
 
 void Investigation::written(const action::WriteReport& report, const std::string& path,
                             bool on_disk, int64_t now_ns) {
-  const auto next = on_disk && !report.ends
-                        ? abort_policy_.reported(report.finding, report.incarnation, now_ns)
-                        : "";
+  std::string next;
+  if (report.loop > 0) {
+    next = "now: the launcher is ended, as REFT_CRASH_LOOP_LIMIT=" +
+           std::to_string(settings_.crash_loop_limit) + " wants: " + std::to_string(report.loop) +
+           " attempts in a row have failed alike";
+  } else if (on_disk && !report.ends) {
+    next = abort_policy_.reported(report.finding, report.incarnation, now_ns);
+  }
   const auto notice = terminalText(report.finding.screen, path.empty() ? "" : path + ".txt", next);
   if (report.quiet) {
     // Nothing to show.
   } else if (report.ends) {
     add(action::ShowAtLauncher{notice, report.speaker});
+    if (report.loop > 0) {
+      add(action::EndLauncher{});
+    }
   } else if (report.speaker != 0) {
     speaker_ = report.speaker;
     add(action::Show{report.speaker, notice});

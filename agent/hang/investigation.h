@@ -40,6 +40,7 @@ class Investigation {
     int node = 0;
     double suspect_sec = 20;
     bool abort_on_hang = false;
+    int crash_loop_limit = 0;       // like failures in a row that end the launcher; 0: none
     int64_t tick_ns = 250'000'000;  // time between two calls of tick()
     std::string boot;               // boot id of this machine, "" if unknown
   };
@@ -110,7 +111,7 @@ class Investigation {
   void noteEnd(const RankFacts& facts, RankEvidence how, int64_t now_ns);
   void settleEnds(int64_t now_ns);
   void concludeEnds(int64_t now_ns);
-  void noteRepetition(const HangEvidence& evidence, Verdict& verdict);
+  int noteRepetition(const HangEvidence& evidence, Verdict& verdict);
   uint64_t speakerOf(const Look* look) const;
   template <typename Kind>
   void add(Kind action) {

@@ -1,6 +1,10 @@
 #include "agent/hang/investigation_runner.h"
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <csignal>
 #include <fstream>
 #include <variant>
 
@@ -241,6 +245,17 @@ void InvestigationRunner::execute(const action::ShowAtLauncher& action, int64_t)
     }
   }
   send(action.connection, wire::Type::kVerdict, verdictNoticeJson(action.text));
+}
+
+void InvestigationRunner::execute(const action::EndLauncher&, int64_t) {
+  for (const auto& [number, rank] : ranks_.all()) {
+    if (rank.hello.restarts_left > 0 && rank.launcher && !processEnded(rank.launcher)) {
+      logWarn("agent", "ends the launcher, pid ", rank.launcher_pid,
+              ": the ranks fail alike again and again");
+      ::syscall(SYS_pidfd_send_signal, rank.launcher.get(), SIGTERM, nullptr, 0);
+      return;
+    }
+  }
 }
 
 void InvestigationRunner::execute(const action::Abort& action, int64_t now_ns) {

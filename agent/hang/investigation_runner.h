@@ -71,6 +71,7 @@ class InvestigationRunner {
   void execute(const action::WriteReport& action, int64_t now_ns);
   void execute(const action::Show& action, int64_t now_ns);
   void execute(const action::ShowAtLauncher& action, int64_t now_ns);
+  void execute(const action::EndLauncher& action, int64_t now_ns);
   void execute(const action::Abort& action, int64_t now_ns);
   void send(uint64_t connection, wire::Type type, std::string_view payload);
   Connection* carrier();

@@ -37,6 +37,7 @@ struct NodeFacts {
   uint64_t incarnation = 0;  // of the newest ranks
   int world = 0;
   int nodes = 1;
+  bool restarts = false;           // a launcher lives that would start the ranks again
   std::map<int, RankFacts> ranks;  // of this node
 
   bool anyLive() const;

@@ -19,6 +19,7 @@ NodeFacts factsOf(RankTable& ranks) {
   facts.incarnation = ranks.incarnation();
   facts.world = ranks.world();
   facts.nodes = ranks.nodes();
+  facts.restarts = ranks.mayComeBack();
   for (const auto& [number, rank] : ranks.all()) {
     facts.ranks[number] = {number,     rank.pid,      rank.connection, rank.hello.incarnation,
                            rank.alive, rank.said_bye, !rank.pid_is_own};

@@ -147,6 +147,9 @@ namespace reft {
     "Whether a rank tells its agent how it ends, so that a verdict names the rank that failed " \
     "first (docs/crash.md). 0: no handlers of exceptions and faults, and torchrun's error file is " \
     "not written.") \
+  X(crash_loop_limit, "REFT_CRASH_LOOP_LIMIT", kInt, "0", "0..1000", \
+    "If so many attempts in a row fail alike (same ranks, error and line, at the same step), end " \
+    "the launcher with SIGTERM instead of another restart (docs/crash.md). 0: never.") \
   X(hang_action, "REFT_HANG_ACTION", kChoice, "report", "report|abort", \
     "What reft does after the report of a hang. report: nothing. abort: ends the ranks, so " \
     "that the launcher restarts them and they resume; needs a launcher with restarts " \

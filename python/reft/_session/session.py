@@ -514,9 +514,9 @@ class Session:
             self._small_state.verified = self._circumstances
 
     def _resumed(self, resumed: Resumed) -> None:
-        assert self._boundary is not None and self._announcer is not None
-        assert self.engine is not None and self.planner is not None
+        assert self._boundary and self._announcer and self.engine and self.planner
         self.step = resumed.step
+        _C.log_step(0, self.step)
         self._small_state.uncaptured = resumed.uncaptured
         self._small_state.first_shapes.update(resumed.reshaped)
         self.planner.keep_restored(self._boundary.optimizers, resumed.state)

@@ -209,6 +209,7 @@ class InvestigationTest : public ::testing::Test {
   }
   void execute(const action::Show& action) { shown.push_back(action); }
   void execute(const action::ShowAtLauncher& action) { at_launcher.push_back(action); }
+  void execute(const action::EndLauncher&) { ++ended_launchers; }
   void execute(const action::Abort& action) { aborts.push_back(action); }
 
   static constexpr uint64_t kRun = 7;
@@ -221,6 +222,7 @@ class InvestigationTest : public ::testing::Test {
   bool answer_stacks = true, stopped = true, traced = false, busy = false;
   uint64_t carrier = 1;
   int examinations = 0;
+  int ended_launchers = 0;
   std::vector<uint64_t> asked;
   std::vector<int> outside;
   std::vector<NodeRequest> requests;
@@ -532,6 +534,38 @@ TEST_F(InvestigationTest, SaysThatTheSameFailureComesAgainAtTheSameStep) {
     EXPECT_EQ(again, attempt == 2) << reports.back().finding.screen;
     restart();
   }
+}
+
+TEST_F(InvestigationTest, EndsTheLauncherAfterAsManyLikeFailuresAsTheSettingSays) {
+  Investigation::Settings settings;
+  settings.crash_loop_limit = 2;
+  make(settings);
+  facts.restarts = true;
+  for (const char* exception : {"ValueError", "KeyError", "KeyError"}) {
+    EXPECT_EQ(ended_launchers, 0);
+    fail(1, exception);
+    fail(0, "");
+    restart();
+  }
+  EXPECT_EQ(ended_launchers, 1);
+  ASSERT_EQ(at_launcher.size(), 3U);
+  EXPECT_THAT(at_launcher[1].text, Not(HasSubstr("now:")));
+  EXPECT_THAT(at_launcher[2].text,
+              HasSubstr("now: the launcher is ended, as REFT_CRASH_LOOP_LIMIT=2"));
+}
+
+TEST_F(InvestigationTest, EndsNoLauncherThatWouldNotStartAgainNorOneOfAJobThatAPersonEnds) {
+  Investigation::Settings settings;
+  settings.crash_loop_limit = 1;
+  make(settings);
+  fail(1, "ValueError");
+  fail(0, "");
+  restart();
+  facts.restarts = true;
+  fail(1, "KeyboardInterrupt");
+  fail(0, "KeyboardInterrupt");
+  EXPECT_EQ(reports.size(), 2U);
+  EXPECT_EQ(ended_launchers, 0);
 }
 
 TEST_F(InvestigationTest, AJobThatEndsCleanlyHasNoCrash) {

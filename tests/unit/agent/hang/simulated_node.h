@@ -65,6 +65,7 @@ class SimulatedNode {
   void execute(const action::AnswerTool&) {}
   void execute(const action::Show&) {}
   void execute(const action::ShowAtLauncher&) {}
+  void execute(const action::EndLauncher&) {}
   void execute(const action::Abort&) {}
   int64_t soon();
 
