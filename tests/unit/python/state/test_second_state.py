@@ -17,9 +17,11 @@ from reft import _C
 from reft._state import moments, second_state
 from reft._state.second_state import SecondState
 
-# There torch goes on alone; test_a_torch_that_rounds_elsewhere_is_noticed has it on any other host.
-_UNFUSED = platform.machine() == "x86_64" and torch.backends.cpu.get_cpu_capability() == "DEFAULT"
-pytestmark = [pytest.mark.exact, pytest.mark.skipif(_UNFUSED, reason="torch has no fused operations on this host")]
+pytestmark = pytest.mark.exact
+# Elsewhere torch rounds in other places, which the first steps show, and goes on alone: what is
+# computed still has its bits, but no rule works.
+_FUSED = platform.machine() != "x86_64" or torch.backends.cpu.get_cpu_capability() != "DEFAULT"
+needs_rules = pytest.mark.skipif(not _FUSED, reason="torch has no fused operations on this host")
 STEPS = 1000
 
 VARIANTS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -98,9 +100,11 @@ def test_it_has_the_bits_of_torch_at_each_of_many_steps(name: str, dtype: torch.
         schedule.step()
         if step < 10 or step % 25 == 0 or step == steps - 1:
             pair.compare()
-    assert pair.second.advanced > (steps - 40) * (len(SHAPES) - 1), "else torch has done it"
+    if _FUSED:
+        assert pair.second.advanced > (steps - 40) * (len(SHAPES) - 1), "else torch has done it"
 
 
+@needs_rules
 def test_settings_may_change_within_a_run() -> None:
     """Betas by a schedule are other numbers; another path is proven again."""
     pair = Pair(torch.optim.Adam, {"betas": (0.9, 0.99)})
@@ -117,6 +121,7 @@ def test_settings_may_change_within_a_run() -> None:
     assert len(pair.second._proven) >= 3
 
 
+@needs_rules
 def test_it_needs_no_copies_of_the_parameters() -> None:
     pair = Pair(torch.optim.AdamW, {})
     for step in range(5):
@@ -131,6 +136,7 @@ def test_it_needs_no_copies_of_the_parameters() -> None:
     (torch.optim.Adam, {"amsgrad": True, "weight_decay": 0.1}), (torch.optim.Adam, {"maximize": True, "weight_decay": 1}),
     (torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.1}), (torch.optim.AdamW, {"amsgrad": True, "betas": (0.4, 0.9)}),
 ])  # fmt: skip
+@needs_rules
 def test_odd_numbers_come_out_as_those_of_torch(kind: Any, settings: dict[str, Any], foreach: bool) -> None:
     """Tiny, infinite and undefined ones; of the last, also which of two it is."""
     pair = Pair(kind, settings | {"foreach": foreach})
@@ -189,6 +195,7 @@ def test_what_has_no_rule_is_stepped_by_torch(kind: Any, settings: dict[str, Any
     assert pair.second.advanced == 0 and pair.second._copies is not None
 
 
+@needs_rules
 def test_gradients_that_lie_otherwise_are_for_torch() -> None:
     pair = Pair(torch.optim.AdamW, {})
     for step in range(8):
@@ -233,6 +240,7 @@ def test_a_sparse_gradient_is_for_torch() -> None:
     assert second.advanced == 0
 
 
+@needs_rules
 def test_writes_count_as_those_of_torch() -> None:
     """A snapshot tells by the version counter that a tensor was written meanwhile."""
     pair = Pair(torch.optim.AdamW, {"amsgrad": True})
@@ -260,6 +268,7 @@ def test_tensors_that_do_not_lie_alike_are_refused() -> None:
     _C.advance_momentum([], [], [], 0.9, 1.0, 0.0, False)
 
 
+@needs_rules
 def test_every_thread_takes_a_part() -> None:
     torch.manual_seed(1)
     gradient, mean, square = (torch.randn(300_001) for _ in range(3))
@@ -275,6 +284,7 @@ def test_every_thread_takes_a_part() -> None:
     assert torch.equal(one[0], mean.lerp(gradient, 0.1))
 
 
+@needs_rules
 def test_proofs_are_of_steps_in_which_something_is_kept() -> None:
     pair = Pair(torch.optim.AdamW, {})
     pair.give_gradients(20)
