@@ -248,13 +248,10 @@ void InvestigationRunner::execute(const action::ShowAtLauncher& action, int64_t)
 }
 
 void InvestigationRunner::execute(const action::EndLauncher&, int64_t) {
-  for (const auto& [number, rank] : ranks_.all()) {
-    if (rank.hello.restarts_left > 0 && rank.launcher && !processEnded(rank.launcher)) {
-      logWarn("agent", "ends the launcher, pid ", rank.launcher_pid,
-              ": the ranks fail alike again and again");
-      ::syscall(SYS_pidfd_send_signal, rank.launcher.get(), SIGTERM, nullptr, 0);
-      return;
-    }
+  if (const RankState* rank = ranks_.restartingRank()) {
+    logWarn("agent", "ends the launcher, pid ", rank->launcher_pid,
+            ": the ranks fail alike again and again");
+    ::syscall(SYS_pidfd_send_signal, rank->launcher.get(), SIGTERM, nullptr, 0);
   }
 }
 

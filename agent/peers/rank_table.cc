@@ -278,12 +278,13 @@ bool RankTable::allSaidBye() const {
   return local_world_ > 0 && gone >= local_world_ && !anyLive();
 }
 
-bool RankTable::mayComeBack() const {
-  return std::any_of(ranks_.begin(), ranks_.end(), [this](const auto& entry) {
+const RankState* RankTable::restartingRank() const {
+  const auto found = std::find_if(ranks_.begin(), ranks_.end(), [this](const auto& entry) {
     const RankState& rank = entry.second;
     return rank.hello.incarnation == incarnation_ && rank.hello.restarts_left > 0 &&
            rank.launcher && !processEnded(rank.launcher);
   });
+  return found == ranks_.end() ? nullptr : &found->second;
 }
 
 int RankTable::world() const {

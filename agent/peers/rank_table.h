@@ -106,7 +106,9 @@ class RankTable {
   bool allSaidBye() const;
   // Whether ranks that said bye may still be started again: one that dies on its way out fails the
   // job, and a launcher with restarts left begins anew.
-  bool mayComeBack() const;
+  bool mayComeBack() const { return restartingRank() != nullptr; }
+  // A newest rank whose launcher lives and has restarts left; nullptr: none.
+  const RankState* restartingRank() const;
   int world() const;
   int nodes() const;                                     // that the newest ranks said the job has
   uint64_t incarnation() const { return incarnation_; }  // the newest

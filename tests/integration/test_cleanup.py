@@ -62,7 +62,7 @@ def leftovers(job: TrainJob, vaults: Path | None, clean: bool) -> list[str]:
     found = [f"agent {pid}" for pid in job.agents]
     found += [f"rank {pid}: {command_of(pid)}" for pid in rank_pids(job.job)]
     found += [f"memfd in process {pid}" for pid in vault_holders(job.job)]
-    found += [str(path) for path in job.run.rglob("*") if path not in report_of(job)]
+    found += [str(path) for path in set(job.run.rglob("*")) - report_of(job)]
     kept = (
         set()
         if clean or not vaults
