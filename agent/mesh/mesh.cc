@@ -230,8 +230,9 @@ class Mesh::Worker {
       runTasks();
       for (int i = 0; i < count; ++i) {
         const auto& event = events[static_cast<size_t>(i)];
-        unread.erase(event.data.u64);
-        guarded(event.data.u64, [&] { handle(event.data.u64, event.events); });
+        const uint64_t token = event.data.u64;  // packed there: no reference to it may be taken
+        unread.erase(token);
+        guarded(token, [&] { handle(token, event.events); });
       }
       for (const uint64_t token : unread) {
         guarded(token, [&] { handle(token, 0); });
