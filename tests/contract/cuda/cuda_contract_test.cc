@@ -374,5 +374,46 @@ TEST_F(CudaContract, ACopyFromWhatIsNoDeviceMemoryIsRefused) {
   EXPECT_NE(api_.memcpyDtoHAsync(host_.data(), 0x10, stranger.size(), stream_), cuda::kSuccess);
 }
 
+// A module that the driver compiles from PTX: each thread writes one word.
+TEST_F(CudaContract, AKernelOfPtxRunsWithTheArgumentsOfTheCall) {
+  constexpr int kInvalidPtx = 218;
+  constexpr int kNotFound = 500;
+  const std::string head = ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry write";
+  const std::string text = head + R"((.param .u64 p_to, .param .u32 p_value)
+{
+  .reg .b32 %value, %thread;
+  .reg .b64 %to, %offset;
+  ld.param.u64 %to, [p_to];
+  ld.param.u32 %value, [p_value];
+  cvta.to.global.u64 %to, %to;
+  mov.u32 %thread, %tid.x;
+  mul.wide.u32 %offset, %thread, 4;
+  add.u64 %to, %to, %offset;
+  add.u32 %value, %value, %thread;
+  st.global.u32 [%to], %value;
+  ret;
+}
+)";
+  cuda::Module module = nullptr;
+  cuda::Function function = nullptr;
+  EXPECT_EQ(api_.moduleLoadData(&module, (head + "() { no.such.u32 %a; }").c_str()), kInvalidPtx);
+  ok(api_.moduleLoadData(&module, text.c_str()));
+  EXPECT_EQ(api_.moduleGetFunction(&function, module, "absent"), kNotFound);
+  ok(api_.moduleGetFunction(&function, module, "write"));
+  fill(0, stream_);
+  cuda::Pointer to = device_;
+  uint32_t value = 40;
+  std::array<void*, 2> arguments = {&to, &value};
+  ok(api_.launchKernel(function, 1, 1, 1, 3, 1, 1, 0, stream_, arguments.data(), nullptr));
+  to = 0;  // was read by the call
+  value = 0;
+  ok(api_.memcpyDtoHAsync(host_.data(), device_, kBytes, stream_));
+  ok(api_.streamSynchronize(stream_));
+  ok(api_.moduleUnload(module));
+  std::array<uint32_t, 4> words{};
+  std::memcpy(words.data(), host_.data(), sizeof(words));
+  EXPECT_EQ(words, (std::array<uint32_t, 4>{40, 41, 42, 0}));
+}
+
 }  // namespace
 }  // namespace reft

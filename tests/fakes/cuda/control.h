@@ -42,6 +42,9 @@ uint64_t fake_cuda_calls(const char* function);
 uint64_t fake_cuda_contexts(void);
 // Where the host can access device memory, once the device has done what was enqueued.
 void* fake_cuda_shadow(const void* address);
+// What is wrong with the PTX that the calling thread loaded last; empty: nothing. Until it loads
+// again.
+const char* fake_cuda_refusal(void);
 // Enqueues `function(argument)` on a stream, as a kernel.
 int fake_cuda_launch(void* stream, void (*function)(void*), void* argument);
 

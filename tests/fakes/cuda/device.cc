@@ -15,49 +15,11 @@
 #include <utility>
 
 #include "tests/fakes/cuda/calls.h"
-
-#ifdef __SANITIZE_THREAD__
-extern "C" {
-void AnnotateIgnoreReadsBegin(const char* file, int line);
-void AnnotateIgnoreReadsEnd(const char* file, int line);
-void AnnotateIgnoreWritesBegin(const char* file, int line);
-void AnnotateIgnoreWritesEnd(const char* file, int line);
-}
-#endif
+#include "tests/fakes/cuda/device_access.h"
 
 namespace reft::fake {
 
 namespace {
-
-// Once a call was made to fail, a stream may write what another still copies, as on a device: such
-// a snapshot is dropped, and its values are what tests look at. ThreadSanitizer passes over the
-// accesses within. Until then it reports streams that nothing orders.
-class DeviceAccess {
- public:
-#ifdef __SANITIZE_THREAD__
-  DeviceAccess() {
-    if (ignored_) {
-      AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
-      AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
-    }
-  }
-  ~DeviceAccess() {
-    if (ignored_) {
-      AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
-      AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
-    }
-  }
-
- private:
-  const bool ignored_ = calls().haveFailed();
-#else
-  DeviceAccess() {}
-  ~DeviceAccess() {}
-#endif
- public:
-  DeviceAccess(const DeviceAccess&) = delete;
-  DeviceAccess& operator=(const DeviceAccess&) = delete;
-};
 
 thread_local int t_device = -1;
 thread_local CaptureMode t_mode = kModeGlobal;

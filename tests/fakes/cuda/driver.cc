@@ -2,16 +2,23 @@
 // and the controls.
 //
 // The driver has no headers here, as in intercept/driver/cuda_api.h: the ABI is part of its
-// promise. Functions that torch links but that only a compiler of kernels needs exist and say that
-// they are not supported.
+// promise. Kernels are those of PTX texts that ptx.h knows. Functions that torch links but that
+// only a compiler of kernels needs exist and say that they are not supported.
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "tests/fakes/cuda/calls.h"
 #include "tests/fakes/cuda/control.h"
 #include "tests/fakes/cuda/device.h"
+#include "tests/fakes/cuda/ptx.h"
 
 #define API extern "C" __attribute__((visibility("default")))
 // Counts the call; returns if it has to fail. A context that has failed does not spoil what needs
@@ -77,6 +84,68 @@ int attributeOf(int attribute) {
   }
   return 0;
 }
+
+// What was loaded, by the handles that the program has.
+class Modules {
+ public:
+  struct Loaded {
+    std::shared_ptr<const PtxKernel> kernel;  // nullptr: the handle is none, or was unloaded
+    int device = -1;
+  };
+
+  void* add(PtxModule module, int device) {
+    auto made = std::make_unique<Module>(Module{std::move(module), device});
+    void* const handle = made.get();
+    const std::lock_guard lock(mutex_);
+    modules_[handle] = std::move(made);
+    return handle;
+  }
+  bool remove(void* module) {
+    const std::lock_guard lock(mutex_);
+    return modules_.erase(module) == 1;
+  }
+  Result function(void* module, const char* name, void** function) const {
+    const std::lock_guard lock(mutex_);
+    const auto found = modules_.find(module);
+    if (found == modules_.end()) {
+      return kInvalidHandle;
+    }
+    for (const auto& kernel : found->second->content.kernels) {
+      if (kernel->name() == name) {
+        *function = const_cast<PtxKernel*>(kernel.get());
+        return kSuccess;
+      }
+    }
+    return kNotFound;
+  }
+  Loaded find(const void* function) const {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [handle, module] : modules_) {
+      for (const auto& kernel : module->content.kernels) {
+        if (kernel.get() == function) {
+          return {kernel, module->device};
+        }
+      }
+    }
+    return {};
+  }
+
+ private:
+  struct Module {
+    PtxModule content;
+    int device;
+  };
+  mutable std::mutex mutex_;
+  std::map<void*, std::unique_ptr<Module>> modules_;
+};
+
+Modules& modules() {
+  static auto* const all = new Modules;
+  return *all;
+}
+
+constexpr unsigned kMostThreads = 1024;  // of a block
+thread_local std::string t_refusal;      // of the calling thread's newest module
 
 }  // namespace
 
@@ -334,6 +403,69 @@ API int cuEventSynchronize(void* event) {
   return machine().synchronizeEvent(event);
 }
 
+// Loading allocates memory of the device: during a capture it is as unsafe as that.
+API int cuModuleLoadData(void** module, const void* image) {
+  ENTER();
+  if (Machine::current() < 0) {
+    return kInvalidContext;
+  }
+  if (const Result result = machine().unsafeCall(); result != kSuccess) {
+    return result;
+  }
+  if (image == nullptr) {
+    return kInvalidValue;
+  }
+  // A binary image is no PTX from its first bytes on, and has a zero soon.
+  PtxModule content;
+  const Result result = PtxModule::parse(static_cast<const char*>(image), &content, &t_refusal);
+  *module = result == kSuccess ? modules().add(std::move(content), Machine::current()) : nullptr;
+  return result;
+}
+API int cuModuleUnload(void* module) {
+  ENTER();
+  if (const Result result = machine().unsafeCall(); result != kSuccess) {
+    return result;
+  }
+  return modules().remove(module) ? kSuccess : kInvalidHandle;  // launches keep what they run
+}
+API int cuModuleGetFunction(void** function, void* module, const char* name) {
+  ENTER();
+  *function = nullptr;
+  return name == nullptr ? kInvalidValue : modules().function(module, name, function);
+}
+API int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                       unsigned block_x, unsigned block_y, unsigned block_z,
+                       unsigned /*shared_bytes*/, void* stream, void** arguments, void** extra) {
+  ENTER();
+  if (Machine::current() < 0) {
+    return kInvalidContext;
+  }
+  const auto loaded = modules().find(function);
+  const StreamPtr on = machine().stream(stream);
+  if (loaded.kernel == nullptr || on == nullptr || on->device != loaded.device) {
+    return kInvalidHandle;
+  }
+  const std::vector<size_t>& parameters = loaded.kernel->parameters();
+  if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x == 0 || block_x > kMostThreads ||
+      block_y != 1 || block_z != 1 || (arguments == nullptr && !parameters.empty())) {
+    return kInvalidValue;
+  }
+  if (extra != nullptr) {
+    return kNotSupported;
+  }
+  std::vector<uint64_t> values(parameters.size());  // the program may reuse its own at once
+  for (size_t i = 0; i < values.size(); ++i) {
+    std::memcpy(&values[i], arguments[i], parameters[i]);
+  }
+  return machine().enqueueKernel(stream, [kernel = loaded.kernel, grid = PtxGrid{grid_x, block_x},
+                                          values = std::move(values), device = loaded.device] {
+    const Result result = kernel->run(grid, values, machine().memory(), device);
+    if (result != kSuccess) {
+      calls().stick(result);
+    }
+  });
+}
+
 // Linked by libcaffe2_nvrtc.so.
 #define UNSUPPORTED(name) \
   API int name(...) {     \
@@ -344,15 +476,11 @@ UNSUPPORTED(cuFuncGetAttribute)
 UNSUPPORTED(cuFuncSetAttribute)
 UNSUPPORTED(cuFuncSetCacheConfig)
 UNSUPPORTED(cuLaunchCooperativeKernel)
-UNSUPPORTED(cuLaunchKernel)
 UNSUPPORTED(cuLinkAddData_v2)
 UNSUPPORTED(cuLinkComplete)
 UNSUPPORTED(cuLinkCreate_v2)
-UNSUPPORTED(cuModuleGetFunction)
 UNSUPPORTED(cuModuleLoad)
-UNSUPPORTED(cuModuleLoadData)
 UNSUPPORTED(cuModuleLoadDataEx)
-UNSUPPORTED(cuModuleUnload)
 UNSUPPORTED(cuOccupancyMaxActiveBlocksPerMultiprocessor)
 UNSUPPORTED(cuTensorMapEncodeTiled)
 
@@ -389,6 +517,9 @@ API uint64_t fake_cuda_contexts(void) {
 }
 API void* fake_cuda_shadow(const void* address) {
   return machine().memory().shadow(address);
+}
+API const char* fake_cuda_refusal(void) {
+  return t_refusal.c_str();
 }
 API int fake_cuda_launch(void* stream, void (*function)(void*), void* argument) {
   return machine().enqueueKernel(stream, [function, argument] { function(argument); });

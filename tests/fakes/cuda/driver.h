@@ -33,6 +33,7 @@ class FakeCuda {
   uint64_t (*const calls)(const char* function);
   uint64_t (*const contexts)();
   void* (*const shadow)(const void* address);
+  const char* (*const refusal)();
   int (*const memAlloc)(cuda::Pointer* address, size_t bytes);
   int (*const memFree)(cuda::Pointer address);
   int (*const memsetD8)(cuda::Pointer to, unsigned char value, size_t bytes, cuda::Stream stream);
@@ -55,6 +56,7 @@ class FakeCuda {
         calls(find<uint64_t (*)(const char*)>("fake_cuda_calls")),
         contexts(find<uint64_t (*)()>("fake_cuda_contexts")),
         shadow(find<void* (*)(const void*)>("fake_cuda_shadow")),
+        refusal(find<const char* (*)()>("fake_cuda_refusal")),
         memAlloc(find<int (*)(cuda::Pointer*, size_t)>("cuMemAlloc_v2")),
         memFree(find<int (*)(cuda::Pointer)>("cuMemFree_v2")),
         memsetD8(
