@@ -65,14 +65,14 @@ namespace reft {
     "nothing; snapshots survive killed processes. arc: a copy of a replica's shard, on another " \
     "node where there is one; this state survives any lost node. arc:2, arc:3: copies of two or " \
     "three; it survives as many lost nodes. aec: the XOR of parts of the shards of up to 15 " \
-    "replicas on other nodes, for state in host memory; survives what arc does, with less memory " \
-    "where the replicas are on three nodes or more. aor: as arc, and another rank computes what a " \
-    "ZeroRedundancyOptimizer keeps on one rank only a second time, in host memory, so this state " \
-    "survives any lost node, too. peer: the agent of another node keeps a copy of all that the " \
-    "ranks of a node store, so state without replicas survives any lost node, too (FSDP2, " \
-    "pipelines); with +peer, in addition to what the ranks store themselves. auto: after the " \
-    "first step the ranks choose the cheapest of aec, arc, aor and peer with which each of them " \
-    "survives any lost node, and a cheaper one later if snapshots stay above " \
+    "replicas on other nodes; survives what arc does, with less memory where the replicas are on " \
+    "three nodes or more. aor: as arc, and another rank computes what a ZeroRedundancyOptimizer " \
+    "keeps on one rank only a second time, in host memory, so this state survives any lost node, " \
+    "too. peer: the agent of another node keeps a copy of all that the ranks of a node store, so " \
+    "state without replicas survives any lost node, too (FSDP2, pipelines); with +peer, in " \
+    "addition to what the ranks store themselves. auto: after the first step the ranks choose the " \
+    "cheapest of aec, arc, aor and peer with which each of them survives any lost node, and a " \
+    "cheaper one later if snapshots stay above " \
     "REFT_SNAPSHOT_OVERHEAD_PERCENT. reft prints at the first step how many it does survive.") \
   X(mesh_address, "REFT_MESH_ADDRESS", kText, "", "a numeric address of this node, or none", \
     "Where the agent of this node takes connections of other nodes' agents. Default: the address " \

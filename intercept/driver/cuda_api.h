@@ -23,6 +23,8 @@ using Pointer = uint64_t;  // CUdeviceptr
 using Stream = void*;      // CUstream
 using Event = void*;       // CUevent
 using Context = void*;     // CUcontext
+using Module = void*;      // CUmodule
+using Function = void*;    // CUfunction
 constexpr Result kSuccess = 0;
 constexpr Result kOutOfMemory = 2;
 constexpr Result kNotReady = 600;
@@ -37,42 +39,54 @@ constexpr int kCaptureModeRelaxed = 2;  // CUstreamCaptureMode
 }  // namespace cuda
 
 // X(member, symbol, arguments)
-#define REFT_CUDA_FUNCTIONS(X)                                                              \
-  X(init, "cuInit", (unsigned flags))                                                       \
-  X(driverGetVersion, "cuDriverGetVersion", (int* version))                                 \
-  X(deviceGetCount, "cuDeviceGetCount", (int* count))                                       \
-  X(getErrorString, "cuGetErrorString", (cuda::Result result, const char** text))           \
-  X(ctxGetCurrent, "cuCtxGetCurrent", (cuda::Context * context))                            \
-  X(ctxSetCurrent, "cuCtxSetCurrent", (cuda::Context context))                              \
-  X(ctxGetStreamPriorityRange, "cuCtxGetStreamPriorityRange", (int* lowest, int* highest))  \
-  X(devicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState",                                 \
-    (cuda::Device device, unsigned* flags, int* active))                                    \
-  X(devicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain",                                     \
-    (cuda::Context * context, cuda::Device device))                                         \
-  X(devicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", (cuda::Device device))         \
-  X(memHostRegister, "cuMemHostRegister_v2", (void* address, size_t bytes, unsigned flags)) \
-  X(memHostUnregister, "cuMemHostUnregister", (void* address))                              \
-  X(memHostGetDevicePointer, "cuMemHostGetDevicePointer_v2",                                \
-    (cuda::Pointer * device, void* host, unsigned flags))                                   \
-  X(memcpyDtoHAsync, "cuMemcpyDtoHAsync_v2",                                                \
-    (void* to, cuda::Pointer from, size_t bytes, cuda::Stream stream))                      \
-  X(memcpyHtoDAsync, "cuMemcpyHtoDAsync_v2",                                                \
-    (cuda::Pointer to, const void* from, size_t bytes, cuda::Stream stream))                \
-  X(streamCreate, "cuStreamCreateWithPriority",                                             \
-    (cuda::Stream * stream, unsigned flags, int priority))                                  \
-  X(streamDestroy, "cuStreamDestroy_v2", (cuda::Stream stream))                             \
-  X(streamSynchronize, "cuStreamSynchronize", (cuda::Stream stream))                        \
-  X(streamWaitEvent, "cuStreamWaitEvent",                                                   \
-    (cuda::Stream stream, cuda::Event event, unsigned flags))                               \
-  X(streamQuery, "cuStreamQuery", (cuda::Stream stream))                                    \
-  X(streamIsCapturing, "cuStreamIsCapturing", (cuda::Stream stream, int* status))           \
-  X(streamWriteValue32, "cuStreamWriteValue32_v2",                                          \
-    (cuda::Stream stream, cuda::Pointer to, uint32_t value, unsigned flags))                \
-  X(threadExchangeCaptureMode, "cuThreadExchangeStreamCaptureMode", (int* mode))            \
-  X(eventCreate, "cuEventCreate", (cuda::Event * event, unsigned flags))                    \
-  X(eventDestroy, "cuEventDestroy_v2", (cuda::Event event))                                 \
-  X(eventRecord, "cuEventRecord", (cuda::Event event, cuda::Stream stream))                 \
-  X(eventQuery, "cuEventQuery", (cuda::Event event))                                        \
+#define REFT_CUDA_FUNCTIONS(X)                                                                     \
+  X(init, "cuInit", (unsigned flags))                                                              \
+  X(driverGetVersion, "cuDriverGetVersion", (int* version))                                        \
+  X(deviceGetCount, "cuDeviceGetCount", (int* count))                                              \
+  X(getErrorString, "cuGetErrorString", (cuda::Result result, const char** text))                  \
+  X(ctxGetCurrent, "cuCtxGetCurrent", (cuda::Context * context))                                   \
+  X(ctxSetCurrent, "cuCtxSetCurrent", (cuda::Context context))                                     \
+  X(ctxGetStreamPriorityRange, "cuCtxGetStreamPriorityRange", (int* lowest, int* highest))         \
+  X(devicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState",                                        \
+    (cuda::Device device, unsigned* flags, int* active))                                           \
+  X(devicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain",                                            \
+    (cuda::Context * context, cuda::Device device))                                                \
+  X(devicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", (cuda::Device device))                \
+  X(memHostRegister, "cuMemHostRegister_v2", (void* address, size_t bytes, unsigned flags))        \
+  X(memHostUnregister, "cuMemHostUnregister", (void* address))                                     \
+  X(memHostGetDevicePointer, "cuMemHostGetDevicePointer_v2",                                       \
+    (cuda::Pointer * device, void* host, unsigned flags))                                          \
+  X(memAlloc, "cuMemAlloc_v2", (cuda::Pointer * address, size_t bytes))                            \
+  X(memFree, "cuMemFree_v2", (cuda::Pointer address))                                              \
+  X(memsetD8Async, "cuMemsetD8Async",                                                              \
+    (cuda::Pointer to, unsigned char value, size_t bytes, cuda::Stream stream))                    \
+  X(moduleLoadData, "cuModuleLoadData", (cuda::Module * module, const void* image))                \
+  X(moduleUnload, "cuModuleUnload", (cuda::Module module))                                         \
+  X(moduleGetFunction, "cuModuleGetFunction",                                                      \
+    (cuda::Function * function, cuda::Module module, const char* name))                            \
+  X(launchKernel, "cuLaunchKernel",                                                                \
+    (cuda::Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, \
+     unsigned block_y, unsigned block_z, unsigned shared_bytes, cuda::Stream stream,               \
+     void** arguments, void** extra))                                                              \
+  X(memcpyDtoHAsync, "cuMemcpyDtoHAsync_v2",                                                       \
+    (void* to, cuda::Pointer from, size_t bytes, cuda::Stream stream))                             \
+  X(memcpyHtoDAsync, "cuMemcpyHtoDAsync_v2",                                                       \
+    (cuda::Pointer to, const void* from, size_t bytes, cuda::Stream stream))                       \
+  X(streamCreate, "cuStreamCreateWithPriority",                                                    \
+    (cuda::Stream * stream, unsigned flags, int priority))                                         \
+  X(streamDestroy, "cuStreamDestroy_v2", (cuda::Stream stream))                                    \
+  X(streamSynchronize, "cuStreamSynchronize", (cuda::Stream stream))                               \
+  X(streamWaitEvent, "cuStreamWaitEvent",                                                          \
+    (cuda::Stream stream, cuda::Event event, unsigned flags))                                      \
+  X(streamQuery, "cuStreamQuery", (cuda::Stream stream))                                           \
+  X(streamIsCapturing, "cuStreamIsCapturing", (cuda::Stream stream, int* status))                  \
+  X(streamWriteValue32, "cuStreamWriteValue32_v2",                                                 \
+    (cuda::Stream stream, cuda::Pointer to, uint32_t value, unsigned flags))                       \
+  X(threadExchangeCaptureMode, "cuThreadExchangeStreamCaptureMode", (int* mode))                   \
+  X(eventCreate, "cuEventCreate", (cuda::Event * event, unsigned flags))                           \
+  X(eventDestroy, "cuEventDestroy_v2", (cuda::Event event))                                        \
+  X(eventRecord, "cuEventRecord", (cuda::Event event, cuda::Stream stream))                        \
+  X(eventQuery, "cuEventQuery", (cuda::Event event))                                               \
   X(eventElapsedTime, "cuEventElapsedTime", (float* ms, cuda::Event begin, cuda::Event end))
 
 class DynamicLibrary;

@@ -13,6 +13,7 @@
 #include "intercept/link/value_seal.h"
 #include "python/bindings/tensor_arguments.h"
 #include "python/rank/rank.h"
+#include "snapshot/device/device_xor.h"
 #include "snapshot/vault/hash.h"
 #include "snapshot/vault/live_reader.h"
 
@@ -360,9 +361,16 @@ void bindSnapshot(py::module_& module) {
       py::arg("protection"), py::arg("nodes"), py::arg("lost"),
       "Whether every shard of a group comes back without the members that are lost.");
   module.def(
-      "is_for_host_memory",
-      [](const std::string& protection) { return Protection::named(protection).isForHostMemory(); },
-      py::arg("protection"), "Whether it protects state in host memory alone.");
+      "has_parities",
+      [](const std::string& protection) { return Protection::named(protection).hasParities(); },
+      py::arg("protection"), "Whether ranks store parities.");
+  module.def(
+      "parity_hindrance",
+      [](const std::vector<int>& devices) { return DeviceXor::hindrance(cudaApi(), devices); },
+      py::arg("devices"), py::call_guard<py::gil_scoped_release>(),
+      "Why no parities can be made of state on these CUDA devices, -1 for the host; \"\": they "
+      "can.\n"
+      "Tries it on a device once in the life of the process.");
   module.def(
       "survival",
       [](const std::string& protection, const MemberNodes& nodes) {

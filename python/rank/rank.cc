@@ -252,16 +252,20 @@ void Rank::setTable(const std::vector<Region>& regions, std::vector<GroupInfo> g
   regions_ = infos;
   addresses_.clear();
   std::vector<std::vector<uint32_t>> held;
-  const bool on_device = std::any_of(regions.begin(), regions.end(), [](const Region& region) {
-    return !region.tensor.device().is_cpu();
-  });
+  std::vector<int> devices;
+  for (const Region& region : regions) {
+    devices.push_back(deviceOf(region.tensor));
+  }
+  const bool has_parities = protection_->hasParities() &&
+                            DeviceXor::hindrance(cudaApi(), devices).empty() &&
+                            engine_->prepareParities(devices);
   for (GroupInfo& group : groups) {
     const MemberNodes nodes = nodesOf(group);
     group.sets = protection_->paritySets(nodes);
     const auto own = std::lower_bound(group.ranks.begin(), group.ranks.end(), identity_.rank);
     std::vector<uint32_t>& parts = held.emplace_back(
         protection_->placement(nodes).at(static_cast<size_t>(own - group.ranks.begin())));
-    if (on_device) {  // no parities (snapshot/engine/copier.h); the planner warns
+    if (!has_parities) {  // the planner warns
       std::erase_if(parts, [&](uint32_t part) { return part >= group.ranks.size(); });
     }
   }

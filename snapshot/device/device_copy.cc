@@ -75,6 +75,7 @@ DeviceCopy::~DeviceCopy() {
     if (one != nullptr) {
       {
         const Context context(api_, one->context);
+        one->sum.reset();
         api_.eventDestroy(one->event);
         api_.streamDestroy(one->stream);
       }
@@ -215,6 +216,51 @@ bool DeviceCopy::copy(int index, std::byte* to, const void* from, size_t bytes) 
   const Context context(api_, on->context);
   return ok(api_.memcpyDtoHAsync(to, reinterpret_cast<cuda::Pointer>(from), bytes, on->stream),
             "cuMemcpyDtoHAsync");
+}
+
+bool DeviceCopy::prepareSum(int index) {
+  Device* const on = usable() ? device(index) : nullptr;
+  if (on == nullptr) {
+    return false;
+  }
+  if (on->sum == nullptr) {
+    const Context context(api_, on->context);
+    on->sum = DeviceXor::on(api_, index);
+  }
+  return on->sum != nullptr;
+}
+
+bool DeviceCopy::hasSum(int index) const {
+  const auto& found = devices_.at(static_cast<size_t>(index));
+  return found != nullptr && found->sum != nullptr;
+}
+
+bool DeviceCopy::clearSum(int index, size_t bytes) {
+  Device* const on = usable() ? device(index) : nullptr;
+  if (on == nullptr || on->sum == nullptr) {
+    return false;
+  }
+  const Context context(api_, on->context);
+  return ok(on->sum->clear(bytes, on->stream), "cuMemsetD8Async");
+}
+
+bool DeviceCopy::addToSum(int index, size_t at, const void* from, size_t bytes) {
+  Device* const on = usable() ? device(index) : nullptr;
+  if (on == nullptr || on->sum == nullptr) {
+    return false;
+  }
+  const Context context(api_, on->context);
+  return ok(on->sum->add(at, reinterpret_cast<cuda::Pointer>(from), bytes, on->stream),
+            "cuLaunchKernel");
+}
+
+bool DeviceCopy::takeSum(int index, std::byte* to, size_t bytes) {
+  Device* const on = usable() ? device(index) : nullptr;
+  if (on == nullptr || on->sum == nullptr) {
+    return false;
+  }
+  const Context context(api_, on->context);
+  return ok(on->sum->take(to, bytes, on->stream), "cuMemcpyDtoHAsync");
 }
 
 bool DeviceCopy::after(int index, cuda::Event event) {

@@ -9,11 +9,11 @@
 // No work begins on a stream that is captured into a graph, and no call breaks another capture.
 // Only devices that are named get a context: the one that they have already (the primary one).
 //
-// Threads: begin(), hold(), follow() and mark() from the thread that trains; copy(), after(),
-// stamp() and submit() from one thread at a time (the holder of the snapshot's fetch lock);
-// memory(), pin() and unpin() while no copy is under way; the rest from any. Errors: none are
-// thrown. The first failed call ends it for good: usable() is false, why() gives the reason, and
-// each later call returns false and does nothing. The training deals with a failed device.
+// Threads: begin(), hold(), follow() and mark() from the thread that trains; copy(), sums,
+// after(), stamp() and submit() from one thread at a time (the holder of the snapshot's fetch
+// lock); memory(), pin() and unpin() while no copy is under way; the rest from any. Errors: none
+// are thrown. The first failed call ends it for good: usable() is false, why() gives the reason,
+// and each later call returns false and does nothing. The training deals with a failed device.
 #pragma once
 
 #include <array>
@@ -31,6 +31,7 @@
 #include "intercept/base/mutex.h"
 #include "intercept/driver/cuda_api.h"
 #include "intercept/record/device_marks.h"
+#include "snapshot/device/device_xor.h"
 
 namespace reft {
 
@@ -60,6 +61,15 @@ class DeviceCopy {
 
   // `to` lies in pinned memory.
   bool copy(int device, std::byte* to, const void* from, size_t bytes);
+  // Makes sums on the device possible (snapshot/device/device_xor.h). From the thread that trains,
+  // before the first of them. False: DeviceXor::hindrance() says why.
+  bool prepareSum(int device);
+  bool hasSum(int device) const;
+  // The first `bytes` of the sum become zeros; bytes of the device are added to it, `at` bytes into
+  // it; and it is copied, into pinned memory. All in the order of the copies.
+  bool clearSum(int device, size_t bytes);
+  bool addToSum(int device, size_t at, const void* from, size_t bytes);
+  bool takeSum(int device, std::byte* to, size_t bytes);
   // Copies enqueued from now on wait, on the device, for `event`.
   bool after(int device, cuda::Event event);
   // Records `event` on the copy stream.
@@ -91,6 +101,7 @@ class DeviceCopy {
     cuda::Event event = nullptr;  // on a stream that trains, or on the copy stream
     cuda::Pointer mark_at = 0;    // of its number in marks_, for the device
     uint32_t submitted = 0;
+    std::unique_ptr<DeviceXor> sum;
   };
   class Context;  // of a device, for the calling thread; relaxed towards captures
 

@@ -70,12 +70,26 @@ std::vector<DeviceStep> DeviceTracker::takeSteps() {
   return std::exchange(steps_, {});
 }
 
-DeviceTracker::Begun DeviceTracker::begin(std::span<const DeviceStream> streams) {
+DeviceCopy& DeviceTracker::useDevices() {
   if (copy_ == nullptr) {
     copy_ = std::make_unique<DeviceCopy>(api_ == nullptr ? cudaApi() : *api_);
     vault_.beforeMove([this](std::byte* payload) { copy_->unpin(payload); });
   }
-  switch (copy_->capturing(streams)) {
+  return *copy_;
+}
+
+bool DeviceTracker::prepareSum(int device) {
+  return useDevices().prepareSum(device);
+}
+
+bool DeviceTracker::hasSums(std::span<const int> devices) const {
+  return std::ranges::all_of(devices, [&](int device) {
+    return device < 0 || (copy_ != nullptr && copy_->hasSum(device));
+  });
+}
+
+DeviceTracker::Begun DeviceTracker::begin(std::span<const DeviceStream> streams) {
+  switch (useDevices().capturing(streams)) {
     case DeviceCopy::Capture::kThese: return Begun::kCapturing;
     case DeviceCopy::Capture::kOthers: return Begun::kCapturingElsewhere;
     case DeviceCopy::Capture::kNone: break;

@@ -63,6 +63,11 @@ class DeviceTracker {
   std::string why() const { return copy_->why(); }
   // Makes the payload of a slot fit for copies, until the vault moves it.
   bool pin(std::byte* payload, uint64_t bytes) { return copy_->pin(payload, bytes); }
+  // Makes parities of a device's memory possible. False: DeviceXor::hindrance() says why, or the
+  // device has failed.
+  bool prepareSum(int device);
+  // Whether they are possible on all of the devices, as in CaptureInput.
+  bool hasSums(std::span<const int> devices) const;
   // Whether the copies of `step` can be ordered by placement().
   bool follows(int64_t step) const { return marked_step_ == step; }
   // Streams besides `streams` that may have work on the state: those that optimizers stepped on,
@@ -93,13 +98,14 @@ class DeviceTracker {
 
  private:
   void mark(int64_t step, std::span<const DeviceStream> streams);
+  DeviceCopy& useDevices();
 
   const CudaApi* const api_;
   DeviceMarks* const marks_;
   Vault& vault_;
   const Clock& clock_;
 
-  std::unique_ptr<DeviceCopy> copy_;                 // from the first begin() on
+  std::unique_ptr<DeviceCopy> copy_;                 // from the first use of a device on
   std::unique_ptr<DevicePlacement> placement_;       // from the program point behind it on
   std::atomic<DevicePlacement*> learning_{nullptr};  // placement_, for the copy thread
   int64_t marked_step_ = -1;                         // newest program point that is marked

@@ -2,9 +2,6 @@
 // whose regions lie in host memory, and DeviceCopier, whose regions lie (also) on CUDA devices.
 // tests/contract/copier holds both to the same rules.
 //
-// Parities are made by HostCopier alone; where state is on devices, the engine asks for a plan that
-// has none.
-//
 // Both lie beside the engine, above the device room: that room knows streams and copies, but no
 // snapshots.
 //

@@ -11,6 +11,7 @@
 #include "snapshot/engine/telemetry.h"
 #include "snapshot/vault/copy.h"
 #include "snapshot/vault/live_reader.h"
+#include "snapshot/vault/xor.h"
 
 namespace reft {
 
@@ -139,12 +140,16 @@ bool DeviceCopier::fetch(Fetched& fetched, int device, const std::byte* from, st
     fetched.host_bytes += bytes;
     return fetchFromHost(from, to, bytes);
   }
+  use(fetched, device);
+  return copy_.copy(device, to, from, bytes);
+}
+
+void DeviceCopier::use(Fetched& fetched, int device) {
   ++fetched.calls;
   if (std::none_of(fetched.tickets.begin(), fetched.tickets.end(),
                    [&](const auto& ticket) { return ticket.device == device; })) {
     fetched.tickets.push_back({device, 0});
   }
-  return copy_.copy(device, to, from, bytes);
 }
 
 bool DeviceCopier::fetchFromHost(const std::byte* from, std::byte* to, uint64_t bytes) {
@@ -178,6 +183,11 @@ bool DeviceCopier::fetchChunk(Fetched& fetched) {
   if (job_.failed()) {
     return false;
   }
+  return job_.plan->first_parity[fetched.chunk] == SnapshotPlan::kNoParity ? fetchPieces(fetched)
+                                                                           : fetchParity(fetched);
+}
+
+bool DeviceCopier::fetchPieces(Fetched& fetched) {
   const SnapshotPlan& plan = *job_.plan;
   const std::vector<Piece>& pieces = plan.table.pieces;
   std::byte* const payload = context_.vault.payload(job_.slot);
@@ -204,6 +214,87 @@ bool DeviceCopier::fetchChunk(Fetched& fetched) {
     std::memset(payload + at, 0, end - at);
   }
   return fine;
+}
+
+bool DeviceCopier::fetchParity(Fetched& fetched) {
+  const SnapshotPlan& plan = *job_.plan;
+  const SnapshotTable& table = plan.table;
+  std::byte* const payload = context_.vault.payload(job_.slot);
+  uint64_t at = fetched.chunk * table.chunk_bytes;
+  const uint64_t end = at + plan.chunkBytes(fetched.chunk);
+  for (size_t i = plan.first_parity[fetched.chunk]; at < end; ++i) {
+    const bool is_last = i >= table.parities.size() || table.parities[i].payload_offset >= end;
+    const uint64_t from = is_last ? end : std::max(at, table.parities[i].payload_offset);
+    std::memset(payload + at, 0, from - at);  // padding
+    at = from;
+    if (is_last) {
+      break;
+    }
+    const ParityPiece& parity = table.parities[i];
+    const uint64_t parity_end = parity.payload_offset + (parity.end - parity.begin);
+    const uint32_t own = table.memberOf(static_cast<int32_t>(parity.group));
+    while (at < std::min(end, parity_end)) {
+      const uint64_t bytes = std::min<uint64_t>({DeviceXor::kSumBytes, end - at, parity_end - at});
+      const uint64_t begin = parity.begin + (at - parity.payload_offset);
+      if (!fetchSum(fetched, *plan.cells[parity.group], own, begin, begin + bytes, at)) {
+        return false;
+      }
+      at += bytes;
+    }
+  }
+  return true;
+}
+
+bool DeviceCopier::fetchSum(Fetched& fetched, const ParityCells& cells, uint32_t own,
+                            uint64_t begin, uint64_t end, uint64_t at) {
+  const uint64_t chunk_begin = fetched.chunk * job_.plan->table.chunk_bytes;
+  int device = -1;  // all of the state is on one (snapshot/device/device_xor.h)
+  bool fine = true;
+  cells.eachUnder(own, begin, end, [&](const std::vector<ShardRange>& ranges) {
+    uint64_t into = 0;
+    for (const ShardRange& range : ranges) {
+      const std::byte* const from = job_.addresses[range.region] + range.begin;
+      const uint64_t bytes = range.end - range.begin;
+      if (const int there = devices_[range.region]; there >= 0) {
+        if (device < 0) {
+          device = there;
+          use(fetched, device);
+          fine = fine && copy_.clearSum(device, end - begin);
+        }
+        use(fetched, device);
+        fine = fine && copy_.addToSum(device, into, from, bytes);
+      } else if (fine) {
+        fetched.host_sum.resize(job_.plan->chunkBytes(fetched.chunk));
+        fetched.host_bytes += bytes;
+        fine = addFromHost(from, fetched.host_sum.data() + (at - chunk_begin) + into, bytes);
+        if (!fine) {
+          job_.verify.lost(range.region);
+        }
+      }
+      into += bytes;
+    }
+  });
+  std::byte* const to = context_.vault.payload(job_.slot) + at;
+  if (device < 0) {
+    std::memset(to, 0, end - begin);
+    return fine;
+  }
+  use(fetched, device);
+  return fine && copy_.takeSum(device, to, end - begin);
+}
+
+bool DeviceCopier::addFromHost(const std::byte* from, std::byte* sum, uint64_t bytes) {
+  LiveReader& reader = LiveReader::ofThread();
+  for (uint64_t at = 0; at < bytes;) {
+    const uint64_t part = std::min<uint64_t>(bytes - at, LiveReader::kMostBytes);
+    const std::byte* const copy = reader.read(from + at, part);
+    if (copy == nullptr) {
+      return false;
+    }
+    xorInto(sum + at, copy, part);
+    at += part;
+  }
+  return true;
 }
 
 // Lands a chunk that was fetched already, else fetches one. A few are fetched ahead, so that the
@@ -387,9 +478,11 @@ uint64_t DeviceCopier::land(const Fetched& fetched) {
   const uint64_t bytes = job_.plan->chunkBytes(fetched.chunk);
   if (!job_.failed()) {
     thread_local ChunkHasher hasher;
+    std::byte* const chunk =
+        context_.vault.payload(job_.slot) + fetched.chunk * job_.plan->table.chunk_bytes;
+    xorInto(chunk, fetched.host_sum.data(), fetched.host_sum.size());
     hasher.reset();
-    hasher.hash(context_.vault.payload(job_.slot) + fetched.chunk * job_.plan->table.chunk_bytes,
-                bytes);
+    hasher.hash(chunk, bytes);
     context_.vault.chunkHashes(job_.slot)[fetched.chunk] = hasher.digest();
     faultPoint(FaultPoint::mid_chunk, job_.step);
     const int64_t now = context_.clock.nowNs();

@@ -2,6 +2,8 @@
 //
 // A chunk is copied in two parts: it is fetched (its copies are enqueued on the copy stream, bytes
 // on the host are copied at once) and it lands (its copies have ended, and its bytes are hashed).
+// For a chunk of a parity, the device adds up what the cells under it have there; what they have on
+// the host is added up here, and joins it when the chunk lands.
 // The gate holds the streams that train, not the host: a chunk is taken and fetched under one lock,
 // so all that was fetched before the gate is in the copy streams, and work behind the gate cannot
 // overtake it.
@@ -26,6 +28,7 @@
 #include "snapshot/device/replica_lines.h"
 #include "snapshot/engine/capture_input.h"
 #include "snapshot/engine/copier.h"
+#include "snapshot/state/parity_cells.h"
 
 namespace reft {
 
@@ -58,6 +61,7 @@ class DeviceCopier final : public Copier {
     bool extras = false;
     size_t calls = 0;                         // of the driver, that enqueued copies
     uint64_t host_bytes = 0;                  // copied at once
+    std::vector<std::byte> host_sum;          // of a parity's chunk, of its bytes on the host
     std::vector<DeviceCopy::Ticket> tickets;  // when they have landed, so has the chunk
   };
 
@@ -69,6 +73,15 @@ class DeviceCopier final : public Copier {
   // False: not all of it is there.
   static bool fetchFromHost(const std::byte* from, std::byte* to, uint64_t bytes);
   bool fetchChunk(Fetched& fetched) REQUIRES(mutex_);
+  bool fetchPieces(Fetched& fetched) REQUIRES(mutex_);
+  bool fetchParity(Fetched& fetched) REQUIRES(mutex_);
+  // Of the cells under [begin, end) of this member's parity, which is `at` bytes into the payload.
+  bool fetchSum(Fetched& fetched, const ParityCells& cells, uint32_t own, uint64_t begin,
+                uint64_t end, uint64_t at) REQUIRES(mutex_);
+  // Adds bytes on the host to `sum`. False: not all of it is there.
+  static bool addFromHost(const std::byte* from, std::byte* sum, uint64_t bytes);
+  // `fetched` has work on the device.
+  static void use(Fetched& fetched, int device);
   // False: all chunks are fetched.
   bool fetchOne(Tier tier) REQUIRES(mutex_);
   // Fetches up to `bytes` of an order, and if `limited` no more than may be under way. Returns the

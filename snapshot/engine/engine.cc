@@ -75,6 +75,11 @@ void SnapshotEngine::adopt(uint32_t slot, int64_t step, uint64_t incarnation) {
   book_.adopt(static_cast<int>(slot), step, incarnation);
 }
 
+bool SnapshotEngine::prepareParities(std::span<const int> devices) {
+  return std::ranges::all_of(devices,
+                             [&](int device) { return device < 0 || tracker_.prepareSum(device); });
+}
+
 void SnapshotEngine::setTable(SnapshotTable table, bool plan_anew) {
   if (!settle()) {
     throw Unavailable("cannot resize the vault: the device has not finished copying");
@@ -246,8 +251,8 @@ CaptureResult SnapshotEngine::claimSlot(const CaptureInput& input, const std::st
     if (plan_ == nullptr || input.addresses.size() != plan_->table.regions.size()) {
       return CaptureResult::kNoTable;
     }
-    if (input.onDevice() && !plan_->table.parities.empty()) {
-      return CaptureResult::kNoTable;  // planned before the state moved there (copier.h)
+    if (!plan_->table.parities.empty() && !tracker_.hasSums(input.devices)) {
+      return CaptureResult::kNoTable;  // planned before the state moved there
     }
     if (input.step <= newest_captured_) {
       telemetry_.failed("step " + std::to_string(input.step) +

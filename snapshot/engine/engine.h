@@ -51,6 +51,9 @@ class SnapshotEngine {
   // that hold a needed snapshot grow later. `plan_anew`: the votes ask all ranks to plan.
   void setTable(SnapshotTable table, bool plan_anew = false);
   bool hasTable() const;
+  // Makes parities of state on these devices possible, as in CaptureInput; before a table that has
+  // some. False: DeviceXor::hindrance() says why, or the device has failed.
+  bool prepareParities(std::span<const int> devices);
 
   // The program point of `step` begins. True: capture() is to be called. May wait for the outcome
   // of the snapshot before. `streams`: as in CaptureInput.

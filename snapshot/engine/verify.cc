@@ -61,6 +61,9 @@ void Verify::sample(std::span<const std::byte* const> addresses, std::span<const
                        !isOnDevice(devices, piece.region));
     sample_hashes_.push_back(sampled_[i] ? hashOf(i, addresses[piece.region] + piece.begin) : 0);
   }
+  for (size_t group = 0; group < plan_->table.groups.size(); ++group) {
+    on_device_.push_back(groupOnDevice(*plan_, group, devices));
+  }
   sampleParities(addresses);
 }
 
@@ -83,7 +86,7 @@ void Verify::eachSample(size_t parity, Fn fn) const {
 
 // Parities that cover early regions are made before the point returns, as those are copied.
 bool Verify::isSampled(const ParityPiece& parity) const {
-  return parity.payload_offset >= plan_->table.early_bytes;
+  return parity.payload_offset >= plan_->table.early_bytes && !on_device_[parity.group];
 }
 
 void Verify::sampleParities(std::span<const std::byte* const> addresses) {

@@ -3,9 +3,9 @@
 // Three kinds of evidence: version counters, which move when an op on a tensor has ended; the place
 // of a region's memory; and samples of the bytes (all bytes with `full`), which also show writes
 // that bypass the counters. The host cannot read a device at the program point without waiting for
-// it, so only regions on the host are sampled. A parity is sampled as the XOR of what it covers;
-// samples that differ are explained by as few regions as can be. Early regions are copied before
-// the point returns and are not compared.
+// it, so only regions on the host are sampled. A parity is sampled as the XOR of what it covers,
+// unless some of that is on a device; samples that differ are explained by as few regions as can
+// be. Early regions are copied before the point returns and are not compared.
 //
 // Threads: sample() by the thread that trains. copied() and lost() by copy threads, until
 // compareVersions(); compareVersions() by one thread, once, when the copies have ended or read no
@@ -60,6 +60,7 @@ class Verify {
   const bool full_;
   std::vector<bool> sampled_;            // by piece
   std::vector<uint64_t> sample_hashes_;  // by piece
+  std::vector<bool> on_device_;          // by group, whether some of it is
   std::vector<uint64_t> parity_hashes_;  // of each sample, parity by parity
   std::shared_ptr<const VersionReader> versions_;
   std::vector<uint64_t> versions_at_point_;

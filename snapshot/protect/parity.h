@@ -19,7 +19,7 @@ class Parity final : public Protection {
   std::string_view name() const override { return name_; }
   uint32_t losses(uint32_t members) const override { return members > 1 ? 1 : 0; }
   double storedShards(const MemberNodes& nodes) const override;
-  bool isForHostMemory() const override { return true; }
+  bool hasParities() const override { return true; }
   ParitySets paritySets(const MemberNodes& nodes) const override;
   StoredShards placement(const MemberNodes& nodes) const override;
   std::vector<std::vector<Recipe>> recipes(const StoredShards& stored,

@@ -63,8 +63,8 @@ class Protection {
   virtual uint32_t losses(uint32_t members) const = 0;
   // How many times the bytes of a shard the member that stores most does.
   virtual double storedShards(const MemberNodes& nodes) const = 0;
-  // Whether what it stores is made of state in host memory alone.
-  virtual bool isForHostMemory() const { return false; }
+  // Whether it stores parities, which not every device can make (snapshot/device/device_xor.h).
+  virtual bool hasParities() const { return false; }
   // The parity sets of a group; none: the protection stores no parities.
   virtual ParitySets paritySets(const MemberNodes& /*nodes*/) const { return {}; }
   // Per member, the parts that it stores: its own shard first.

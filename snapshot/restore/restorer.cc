@@ -1,12 +1,14 @@
 #include "snapshot/restore/restorer.h"
 
 #include <algorithm>
+#include <cstring>
 #include <deque>
 #include <numeric>
 #include <set>
 #include <utility>
 
 #include "intercept/base/error.h"
+#include "snapshot/device/replica_lines.h"
 #include "snapshot/engine/verify.h"
 #include "snapshot/restore/decoding.h"
 #include "snapshot/restore/exchange.h"
@@ -73,7 +75,24 @@ std::string describe(const std::string& dtype, const std::vector<int64_t>& shape
   return text + "]";
 }
 
-// Whether the decoded groups hold what their members recorded of them.
+// The digest that members record of a group if some of it is on a device.
+uint64_t digestOfLines(const SnapshotTable& table, const std::vector<uint32_t>& of_group,
+                       const std::vector<const std::byte*>& addresses, int64_t step) {
+  std::vector<uint64_t> bytes;
+  for (const uint32_t region : of_group) {
+    bytes.push_back(table.regions[region].bytes);
+  }
+  const std::vector<ReplicaLine> lines = replicaLines(bytes, sampleSeed(step));
+  std::vector<std::byte> read(ReplicaLine::kGroupBytes);
+  for (size_t i = 0; i < lines.size(); ++i) {
+    std::memcpy(read.data() + i * ReplicaLine::kMostBytes,
+                addresses[of_group[lines[i].region]] + lines[i].offset, lines[i].bytes);
+  }
+  return replicaDigest(lines, read.data(), static_cast<uint64_t>(step));
+}
+
+// Whether the decoded groups hold what their members recorded of them. Where they lay is not
+// recorded, so it may be either digest.
 void compareDigests(const RestorePlan& plan, const SnapshotTable& table,
                     const std::set<int32_t>& decoded, const LiveWriter& live) {
   for (const int32_t group : decoded) {
@@ -87,7 +106,8 @@ void compareDigests(const RestorePlan& plan, const SnapshotTable& table,
     }
     const std::string& id = table.groups[static_cast<size_t>(group)].id;
     const uint64_t recorded = plan.groups.at(id).digest;
-    if (recorded != 0 && groupDigest(table, of_group, addresses, plan.step) != recorded) {
+    if (recorded != 0 && groupDigest(table, of_group, addresses, plan.step) != recorded &&
+        digestOfLines(table, of_group, addresses, plan.step) != recorded) {
       throw Corruption("group " + id + " as decoded from parities is not what its members had at " +
                        "step " + std::to_string(plan.step));
     }

@@ -332,7 +332,7 @@ class Planner:
         """Bytes of one snapshot of this rank, by default with the protection as it is."""
         domains = self._job.layout.domain_of
         protection = placement(setting or self._env["snapshot_protection"])
-        if node_loss.on_device(state) and _C.is_for_host_memory(protection):
+        if node_loss.parity_hindrance(state, protection):
             protection = "none"
         shares: dict[tuple[int, ...], float] = {}
         per_rank = 0.0
@@ -351,14 +351,12 @@ class Planner:
         protection = placement(setting)
         if is_copied(setting) or self._job.rank == 0 or self._job.local_rank != 0:
             return
-        found = node_loss.on_device(state)
-        if found and _C.is_for_host_memory(protection):
+        if why := node_loss.parity_hindrance(state, protection):
             _voice.warn_once(
                 "no parities",
                 f"rank {self._job.rank} stores no parities (REFT_SNAPSHOT_PROTECTION={protection}):"
-                f" {_voice.plural(len(found), 'tensor')} of its state (first: {found[0]}) are not"
-                " in host memory. A lost node is NOT survived; REFT_SNAPSHOT_PROTECTION=arc is for"
-                " such state",
+                f" {why}. A lost node is NOT survived; REFT_SNAPSHOT_PROTECTION=arc is for such"
+                " state",
             )
 
     def _warn_of_recomputation(self) -> None:

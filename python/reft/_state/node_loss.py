@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from reft import _C, _voice
 from reft._link.job_identity import Layout
 from reft._link.mesh import keepers
@@ -46,13 +48,8 @@ def _survival(state: State, layout: Layout, protection: str) -> Survival:
     if alone := alone + sorted(state.strided.keys() - state.replaceable):
         what = _voice.plural(len(alone), "tensor")
         return Survival(0, f"no other rank has {what} of this rank (first: {alone[0]})")
-    if (found := on_device(state)) and _C.is_for_host_memory(protection):
-        what = _voice.plural(len(found), "tensor")
-        return Survival(
-            0,
-            f"parities are made of state in host memory alone, and {what} of this rank (first:"
-            f" {found[0]}) are elsewhere: use REFT_SNAPSHOT_PROTECTION=arc",
-        )
+    if why := parity_hindrance(state, protection):
+        return Survival(0, f"{why}: use REFT_SNAPSHOT_PROTECTION=arc")
     least = wanted(layout, protection)
     for ranks in sorted({region.ranks for region in known if region.ranks}):
         nodes, weakest = _C.survival(protection, [layout.domain_of[rank] for rank in ranks])
@@ -65,9 +62,18 @@ def _survival(state: State, layout: Layout, protection: str) -> Survival:
     return Survival(least)
 
 
-def on_device(state: State) -> list[str]:
-    """Names of what a rank has outside of host memory."""
-    return [region.name for region in state.regions if region.tensor.device.type != "cpu"]
+def parity_hindrance(state: State, protection: str) -> str:
+    """Why a rank with this state stores no parities although the protection has them; "": it
+    does, or the protection has none."""
+    if not _C.has_parities(protection):
+        return ""
+    devices = sorted({_device(region.tensor) for region in state.regions})
+    why = _C.parity_hindrance(devices)
+    return f"no parities can be made of this rank's state ({why})" if why else ""
+
+
+def _device(tensor: torch.Tensor) -> int:
+    return tensor.get_device() if tensor.is_cuda else -1
 
 
 def wanted(layout: Layout, protection: str) -> int:

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <memory>
@@ -42,6 +43,8 @@ class Counters final : public VersionReader {
 struct Region {
   uint64_t bytes = 0;
   bool early = false;
+  int32_t group = -1;
+  bool on_host = false;  // on all sides
 };
 
 class CopierContract : public testing::TestWithParam<Side> {
@@ -64,11 +67,7 @@ class CopierContract : public testing::TestWithParam<Side> {
     job_.reset();
     tracker_.reset();
     marks_.reset();
-    for (const void* address : addresses_) {
-      if (onDevice()) {
-        ok(fake_.memFree(reinterpret_cast<cuda::Pointer>(address)));
-      }
-    }
+    forget();
     for (const DeviceStream& one : streams_) {
       ok(fake_.api.streamDestroy(one.stream));
     }
@@ -80,8 +79,22 @@ class CopierContract : public testing::TestWithParam<Side> {
     ASSERT_EQ(result, cuda::kSuccess) << FakeCuda::instance().api.describe(result);
   }
   static bool onDevice() { return GetParam() != Side::kHost; }
+  // Frees the regions.
+  void forget() {
+    job_.reset();
+    tracker_.reset();
+    for (size_t i = 0; i < addresses_.size(); ++i) {
+      if (devices_[i] >= 0) {
+        ok(fake_.memFree(reinterpret_cast<cuda::Pointer>(addresses_[i])));
+      }
+    }
+    addresses_.clear();
+    devices_.clear();
+    host_.clear();
+  }
 
-  void state(const std::vector<Region>& regions) {
+  void state(const std::vector<Region>& regions, const std::vector<GroupInfo>& groups = {},
+             const std::vector<std::vector<uint32_t>>& held = {}, uint64_t chunk = kChunk) {
     std::vector<RegionInfo> infos;
     for (const Region& one : regions) {
       infos.push_back({"r" + std::to_string(infos.size()),
@@ -89,10 +102,11 @@ class CopierContract : public testing::TestWithParam<Side> {
                        {static_cast<int64_t>(one.bytes)},
                        one.bytes,
                        1,
-                       -1,
+                       one.group,
                        one.early});
       void* address = nullptr;
-      if (onDevice()) {
+      const bool there = onDevice() && !one.on_host;
+      if (there) {
         cuda::Pointer found = 0;
         ok(fake_.memAlloc(&found, one.bytes));
         address = reinterpret_cast<void*>(found);
@@ -101,11 +115,12 @@ class CopierContract : public testing::TestWithParam<Side> {
         address = host_.back().data();
       }
       addresses_.push_back(address);
-      devices_.push_back(onDevice() ? 0 : -1);
+      devices_.push_back(there ? 0 : -1);
     }
     regions_ = regions;
     plan_ = std::make_shared<const SnapshotPlan>(
-        buildTable(0, 1, std::move(infos), {}, "none", {}, kChunk));
+        buildTable(0, groups.empty() ? 1 : 4, std::move(infos), groups,
+                   groups.empty() ? "none" : "aec", held, chunk));
     versions_ = std::make_shared<Counters>(regions.size());
     marks_ = GetParam() == Side::kPlacedDevice ? std::make_unique<DeviceMarks>() : nullptr;
     tracker_ = std::make_unique<DeviceTracker>(&fake_.api, marks_.get(), *vault_, clock_);
@@ -114,12 +129,24 @@ class CopierContract : public testing::TestWithParam<Side> {
   }
   // As the thread that trains does: on a device it is enqueued, not awaited.
   void write(size_t region, unsigned char value) {
-    if (onDevice()) {
+    if (devices_[region] >= 0) {
       ok(fake_.memsetD8(reinterpret_cast<cuda::Pointer>(addresses_[region]), value,
                         regions_[region].bytes, streams_[0].stream));
     } else {
       std::memset(const_cast<void*>(addresses_[region]), value, regions_[region].bytes);
     }
+  }
+  // Bytes as random as they come, which are returned.
+  std::vector<unsigned char> fill(size_t region, std::mt19937_64& random) {
+    std::vector<unsigned char> bytes(regions_[region].bytes);
+    std::ranges::generate(bytes, [&] { return static_cast<unsigned char>(random()); });
+    if (devices_[region] >= 0) {
+      ok(fake_.api.memcpyHtoDAsync(reinterpret_cast<cuda::Pointer>(addresses_[region]),
+                                   bytes.data(), bytes.size(), streams_[0].stream));
+    } else {
+      std::ranges::copy(bytes, static_cast<unsigned char*>(const_cast<void*>(addresses_[region])));
+    }
+    return bytes;
   }
   void writeAll(unsigned char value) {
     for (size_t i = 0; i < regions_.size(); ++i) {
@@ -139,8 +166,8 @@ class CopierContract : public testing::TestWithParam<Side> {
       tracker_->pointOf(step, streams_);
       ASSERT_TRUE(tracker_->pin(vault_->payload(0), vault_->payloadCapacity(0)));
     }
-    vault_->beginSlot(0, step, 1, plan_->json, plan_->json_hash, kChunk, plan_->table.payload_bytes,
-                      plan_->chunk_count);
+    vault_->beginSlot(0, step, 1, plan_->json, plan_->json_hash, plan_->table.chunk_bytes,
+                      plan_->table.payload_bytes, plan_->chunk_count);
     ends_.store(0);
     job_ = std::make_shared<SnapshotJob>(SnapshotJob::Place{plan_, 0, 0}, input, false);
     if (onDevice()) {
@@ -156,6 +183,21 @@ class CopierContract : public testing::TestWithParam<Side> {
       job_->copier->copyRest();
     }
     tracker_->endPoint(1, !way.control, 0, 0);
+  }
+  // The bytes of the parity that this rank stores of a group with such contents.
+  std::vector<unsigned char> parityOf(uint32_t group,
+                                      const std::vector<std::vector<unsigned char>>& contents) {
+    const ParityCells cells(plan_->table, static_cast<int32_t>(group), 0);
+    std::vector<unsigned char> sum(cells.bytes());
+    cells.eachUnder(0, 0, cells.bytes(), [&](const std::vector<ShardRange>& ranges) {
+      size_t at = 0;
+      for (const ShardRange& range : ranges) {
+        for (uint64_t i = range.begin; i < range.end; ++i) {
+          sum[at++] ^= contents[range.region][i];
+        }
+      }
+    });
+    return sum;
   }
   void gate() {
     tracker_->stepOn(streams_);
@@ -394,6 +436,51 @@ TEST_P(CopierContract, TheOptimizersOwnWritesAreNotLate) {
   job_->copier->copyRest();
   expectCopy(1);
   EXPECT_TRUE(job_->verify.late().empty());
+}
+
+// Of regions of all alignments, in two groups, some of them on the host.
+TEST_P(CopierContract, AParityIsTheXorOfTheOthersCellsAtThePoint) {
+  const std::vector<GroupInfo> groups = {{"g", {0, 1, 2, 3}, {{2, 0, 3, 1}}},
+                                         {"h", {0, 1}, {{1, 0}}}};
+  std::mt19937_64 random(7);
+  for (int round = 0; round < 12; ++round) {
+    forget();
+    std::vector<Region> regions;
+    for (uint64_t i = 3 + random() % 8; i > 0; --i) {
+      const uint64_t unit = std::array{1, 4, 16, 64}[random() % 4];
+      regions.push_back({(1 + random() % (40'000 / unit)) * unit, random() % 4 == 0,
+                         static_cast<int32_t>(random() % 3) - 1, random() % 3 == 0});
+    }
+    state(regions, groups, {{0, 4}, {0, 2}}, round % 4 == 0 ? 64 : kChunk);
+    ASSERT_TRUE(!onDevice() || tracker_->prepareSum(0))
+        << DeviceXor::hindrance(fake_.api, devices_);
+    for (int64_t step = 1; step <= 3; ++step) {
+      std::vector<std::vector<unsigned char>> contents;
+      for (size_t i = 0; i < regions.size(); ++i) {
+        contents.push_back(fill(i, random));
+      }
+      capture(step);
+      gate();
+      writeAll(kPoison);
+      job_->copier->copyRest();
+      ASSERT_FALSE(job_->failed());
+      uint64_t bytes = 0;
+      for (const ParityPiece& piece : plan_->table.parities) {
+        const auto expected = parityOf(piece.group, contents);
+        ASSERT_EQ(std::memcmp(vault_->payload(0) + piece.payload_offset,
+                              expected.data() + piece.begin, piece.end - piece.begin),
+                  0)
+            << "round " << round << ", step " << step << ", group " << piece.group;
+        bytes += piece.end - piece.begin;
+      }
+      EXPECT_EQ(bytes == 0, plan_->table.parities.empty());
+      for (uint64_t chunk = 0; chunk < plan_->chunk_count; ++chunk) {
+        ASSERT_EQ(vault_->chunkHashes(0)[chunk],
+                  hashBytes(vault_->payload(0) + chunk * plan_->table.chunk_bytes,
+                            plan_->chunkBytes(chunk)));
+      }
+    }
+  }
 }
 
 TEST_P(CopierContract, AStateWithoutBytesHasNothingToCopy) {

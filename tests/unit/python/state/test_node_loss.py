@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from reft import _C
 from reft._link.job_identity import Layout
 from reft._state.discovery import Region, State
 from reft._state.node_loss import Survival, survival
@@ -52,11 +53,21 @@ def test_members_of_a_parity_set_have_to_lie_on_different_nodes() -> None:
     assert weakness(state, Layout.in_blocks(4, 4), "aec").endswith("a shard is lost with them")
 
 
-def test_a_parity_is_made_of_state_in_host_memory_alone() -> None:
-    region = Region("o0.p0", torch.ones(1, device="meta"), (0, 1))
-    layout = Layout.in_blocks(2, 1)
-    assert "1 tensor of this rank (first: o0.p0) are elsewhere" in weakness(State([region]), layout, "aec")
-    assert weakness(State([region]), layout, "arc") == ""
+def test_parities_need_a_device_that_can_make_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, layout = State([Region("o0.p0", torch.ones(1), (0, 1))]), Layout.in_blocks(2, 1)
+    asked = []
+
+    def hindrance(devices: list[int]) -> str:
+        asked.append(devices)
+        return "no compiler"
+
+    monkeypatch.setattr(_C, "parity_hindrance", hindrance)
+    assert weakness(state, layout, "aec") == (
+        "no parities can be made of this rank's state (no compiler): use REFT_SNAPSHOT_PROTECTION=arc"
+    )
+    assert asked == [[-1]]
+    assert weakness(state, layout, "arc") == ""
+    assert asked == [[-1]], "only parities are made on devices"
 
 
 def test_two_launchers_on_one_of_several_hosts_are_lost_together() -> None:
