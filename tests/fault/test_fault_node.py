@@ -184,6 +184,15 @@ def test_a_job_that_goes_on_with_fewer_ranks_is_right_if_all_fits() -> None:
     assert expected.differences([starts[0], anew]) == []
 
 
+def test_a_job_that_resumes_its_first_step_has_not_begun_anew() -> None:
+    """Its first line is of step 1 either way; the launcher's output tells which it was."""
+    expected, starts = shrunk()
+    fewer = [*expected.fewer, {}]
+    resumed = replace(expected, anew=False)
+    assert any("at step 1" in found for found in resumed.differences([starts[0], fewer]))
+    assert expected.differences([starts[0], fewer]) == []
+
+
 def test_a_job_that_goes_on_with_fewer_ranks_is_wrong_if_anything_differs() -> None:
     def found(rank: int, step: int, start: int = 1, **values: Any) -> str:
         expected, starts = shrunk()

@@ -17,7 +17,7 @@ from reft._link import gather
 from reft._resume import arrangement, restorer
 from reft._session import notes, startup
 from reft._session.boundary import Boundary
-from reft._session.resumer import Resumed, Resumer, _check_donor, _NotOfThisRank
+from reft._session.resumer import Resumed, Resumer, _check_donor, _NotOfThisRank, _same_or_none
 from reft._session.session import Session
 from reft._session.verification import VerifiedResume
 from reft._state import discovery, object_pickles, optimizers, registry
@@ -283,6 +283,30 @@ def test_a_place_that_another_rank_cannot_restore_is_written_nowhere(
     answer_for_all(restart.store, "place/7/1", json.dumps({"problems": {0: "the code has changed"}, "parts": []}))
     resumed = restart.resume()
     assert resumed is not None and not resumed.has_place and written == []
+
+
+@pytest.mark.parametrize(
+    ("agreed", "mine", "problem"),
+    [
+        ([[0, 4]], [[0, 4]], ""),
+        ([[0, 4]], [[0, 5]], "the ranks do not agree on what is left of the epoch"),
+        ({}, [[0, 4]], "the ranks do not agree on what is left of the epoch"),  # others differ
+        ({}, None, ""),  # this rank has a problem of its own, which it reports itself
+    ],
+)
+def test_ranks_that_would_deal_other_items_do_not_restore_the_place(
+    monkeypatch: pytest.MonkeyPatch, agreed: Any, mine: Any, problem: str
+) -> None:
+    restart = Restart(monkeypatch, world=2, rank=1, exact=True)
+    answer_for_all(restart.store, "place/7/1/dealt", json.dumps(agreed))
+    planned = None if mine is None else SimpleNamespace(dealt=mine)
+    found = restart.resumer._dealt_unlike(planned, "place/7/1")
+    assert found.startswith(problem) and bool(found) == bool(problem)
+
+
+def test_what_ranks_would_deal_is_equal_or_nothing() -> None:
+    assert _same_or_none(["[1]", "[1]"]) == "[1]"
+    assert _same_or_none(["[1]", "[2]"]) == "{}"
 
 
 def test_values_that_are_not_restored_are_counted_and_named(
