@@ -191,7 +191,7 @@ void Dispatch::fromRank(Connection& peer, RankState& rank, wire::Frame& frame, i
     case wire::Type::kGathered:
       investigation_.gathered(peer, parseGathered(frame.payload), now_ns);
       return;
-    case wire::Type::kLastWords: addLastWords(rank.ending, frame.payload); return;
+    case wire::Type::kLastWords: hearWords(peer, rank, frame.payload); return;
     case wire::Type::kBye:
       rank.said_bye = true;
       logInfo("agent", "rank ", rank.hello.rank, " ended cleanly");
@@ -418,9 +418,41 @@ void Dispatch::readNative(Connection& peer, int number) {
 
 void Dispatch::sendNativeStacks() {
   for (const auto& [requester, answer] : native_readers_.finished()) {
-    if (auto* peer = connections_.find(requester)) {
+    auto* const peer = connections_.find(requester);
+    if (peer == nullptr) {
+      continue;
+    }
+    auto* const rank = peer->rank() >= 0 ? ranks_.ofConnection(peer->id()) : nullptr;
+    if (rank != nullptr && rank->frames == FaultFrames::kUnderWay) {
+      rank->frames = FaultFrames::kRead;
+      if (rank->ending.fault) {
+        addNativeFrames(*rank->ending.fault, answer);
+        peer->send(wire::Type::kWordsHeard, framesText(*rank->ending.fault));
+      }
+    } else {
       peer->send(wire::Type::kStacks, answer);
     }
+  }
+}
+
+// A rank that a fault has stopped says so twice, the second time with its stacks. It then waits for
+// the native frames, which are read from the first time on.
+void Dispatch::hearWords(Connection& peer, RankState& rank, std::string_view payload) {
+  addLastWords(rank.ending, payload);
+  if (!rank.ending.fault) {
+    return;
+  }
+  if (const int pid = RankTable::readablePid(rank); rank.frames == FaultFrames::kNone && pid != 0) {
+    try {
+      native_readers_.start(peer.id(), pid);
+      rank.frames = FaultFrames::kUnderWay;
+    } catch (const InvalidArgument& error) {
+      logInfo("agent", "no native frames of rank ", rank.hello.rank, ": ", error.what());
+      rank.frames = FaultFrames::kRead;
+    }
+  }
+  if (rank.frames != FaultFrames::kUnderWay) {
+    peer.send(wire::Type::kWordsHeard, framesText(*rank.ending.fault));
   }
 }
 

@@ -60,6 +60,7 @@ class Dispatch {
   void say(const std::string& line);
   void giveVault(Connection& peer, const VaultGet& wanted);
   void readNative(Connection& peer, int number);
+  void hearWords(Connection& peer, RankState& rank, std::string_view payload);
   void act(const std::vector<CommitLedger::Action>& actions);
   const AgentState& state();
 

@@ -146,6 +146,7 @@ RankState& RankTable::join(const Hello& hello, PeerProcess& process, uint64_t co
     state.oom_counter = visible > 0 ? oomCounterOf(visible) : "";
     state.oom_kills_before = oomKills(state.oom_counter);
     state.ending = {};
+    state.frames = FaultFrames::kNone;
     state.launcher_pid = parent;
     state.launcher.reset(parent > 0 ? static_cast<int>(::syscall(SYS_pidfd_open, parent, 0)) : -1);
   }

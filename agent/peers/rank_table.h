@@ -42,6 +42,9 @@ struct HeldVault {
   bool warned_ = false;
 };
 
+// Whether native frames of a rank that a fault has stopped were read.
+enum class FaultFrames : uint8_t { kNone, kUnderWay, kRead };
+
 struct RankState {
   Hello hello;
   // As people know it: of the rank's own PID namespace if that is another one. 0: never seen by
@@ -56,7 +59,8 @@ struct RankState {
   uint64_t connection = 0;        // 0: none
   bool alive = false;             // the process exists
   bool said_bye = false;
-  Ending ending;  // of its process, as far as it is known
+  Ending ending;                            // of its process, as far as it is known
+  FaultFrames frames = FaultFrames::kNone;  // of its ending.fault
 
   std::vector<Note> notes;  // of the process that is connected now
 

@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "hang_detect/evidence/json_fields.h"
+#include "hang_detect/stacks/printable.h"
 #include "intercept/base/error.h"
 #include "intercept/base/json.h"
 #include "intercept/base/unique_fd.h"
@@ -29,6 +30,7 @@ constexpr size_t kMostMessage = 4096;
 constexpr size_t kMostName = 512;
 constexpr size_t kMostFrames = 64;
 constexpr size_t kMostCauses = 8;
+constexpr size_t kMostFramesOfHandler = 8;
 
 Uncaught uncaughtOf(const json& fields) {
   Uncaught found;
@@ -74,19 +76,33 @@ FatalSignal faultOf(const json& fields) {
   found.sender = number<int>(fields, "sender", 0);
   found.thread = number<uint64_t>(fields, "thread", 0);
   found.main = number<int>(fields, "main", 0) != 0;
+  found.tid = number<int64_t>(fields, "tid", 0);
+  found.handler = text(fields, "handler", kMostMessage);
+  if (const auto frames = fields.find("frames"); frames != fields.end() && frames->is_array()) {
+    for (const json& frame : *frames) {
+      if (frame.is_object() && found.frames.size() < kMostFrames) {
+        found.frames.push_back({text(frame, "function", kMostName),
+                                text(frame, "object", kMostMessage),
+                                text(frame, "place", kMostMessage)});
+      }
+    }
+  }
   found.stacks = text(fields, "stacks_text", kMostLastWords);
   found.at_ns = number<int64_t>(fields, "at_ns", 0);
   return found;
 }
 
 json faultFields(const FatalSignal& found) {
-  return {{"signal", found.signal},
-          {"code", found.code},
-          {"address", found.address},
-          {"sender", found.sender},
-          {"thread", found.thread},
-          {"main", found.main ? 1 : 0},
-          {"stacks_text", found.stacks.text()},
+  json frames = json::array();
+  for (const FaultFrame& frame : found.frames) {
+    frames.push_back(
+        {{"function", frame.function}, {"object", frame.object}, {"place", frame.place}});
+  }
+  return {{"signal", found.signal},   {"code", found.code},
+          {"address", found.address}, {"sender", found.sender},
+          {"thread", found.thread},   {"main", found.main ? 1 : 0},
+          {"tid", found.tid},         {"handler", found.handler},
+          {"frames", frames},         {"stacks_text", found.stacks.text()},
           {"at_ns", found.at_ns}};
 }
 
@@ -96,6 +112,59 @@ std::optional<json> part(const json& fields, const char* key) {
 }
 
 }  // namespace
+
+std::string FaultFrame::text() const {
+  if (!isNative()) {
+    return place + " " + function;
+  }
+  const std::string where = fileName(object) + "+" + place;
+  return function.empty() ? where : function + " (" + where + ")";
+}
+
+void addNativeFrames(FatalSignal& fault, std::string_view answer) {
+  const json read = json::parse(answer, nullptr, /*allow_exceptions=*/false);
+  const json::json_pointer at("/native/threads");
+  if (!read.is_object() || !read.contains(at) || !read[at].is_array()) {
+    return;
+  }
+  for (const json& thread : read[at]) {
+    if (!thread.is_object() || fault.tid == 0 || number<int64_t>(thread, "tid", 0) != fault.tid) {
+      continue;
+    }
+    std::vector<FaultFrame> frames;
+    size_t begin = 0;  // behind the handler, and behind what the kernel returns through
+    const auto list = thread.find("frames");
+    for (const json& frame : list != thread.end() && list->is_array() ? *list : json::array()) {
+      if (!frame.is_object() || frames.size() >= kMostFrames) {
+        continue;
+      }
+      FaultFrame& found = frames.emplace_back();
+      found.function = text(frame, "function", kMostName);
+      if (text(frame, "kind", kMostName) == "native") {
+        found.object = text(frame, "object", kMostMessage);
+        found.place = text(frame, "offset", kMostName);
+        if (frames.size() <= kMostFramesOfHandler && !fault.handler.empty() &&
+            fileName(found.object) == fileName(fault.handler)) {
+          begin = frames.size() + 1;
+        }
+      } else {
+        found.place = fileName(text(frame, "file", kMostMessage)) + ":" +
+                      std::to_string(number<int64_t>(frame, "line", 0));
+      }
+    }
+    fault.frames.assign(frames.begin() + static_cast<ptrdiff_t>(std::min(begin, frames.size())),
+                        frames.end());
+    return;
+  }
+}
+
+std::string framesText(const FatalSignal& fault) {
+  std::string lines;
+  for (const FaultFrame& frame : fault.frames) {
+    lines += "  " + printable(frame.text()) + "\n";
+  }
+  return lines;
+}
 
 ThreadStack Uncaught::stack() const {
   ThreadStack result;
@@ -115,7 +184,11 @@ void addLastWords(Ending& ending, std::string_view payload) {
   } else if (kind == "thread") {
     ending.in_thread = uncaughtOf(fields);
   } else if (kind == "signal") {
-    ending.fault = faultOf(fields);
+    FatalSignal found = faultOf(fields);
+    if (ending.fault && ending.fault->at_ns == found.at_ns && found.frames.empty()) {
+      found.frames = std::move(ending.fault->frames);  // the rank says it again, with its stacks
+    }
+    ending.fault = std::move(found);
   } else if (kind == "leaving") {
     ending.left_ns = number<int64_t>(fields, "at_ns", 0);
   } else if (kind == "exit") {

@@ -40,14 +40,29 @@ struct Uncaught {
   ThreadStack stack() const;
 };
 
+// A frame of a thread that failed in native code: of native code, or of Python.
+struct FaultFrame {
+  std::string function;  // "" = unknown
+  std::string object;    // the file of native code; "" = a frame of Python
+  std::string place;     // "0x1f" in the object; "train.py:3"
+
+  bool isNative() const { return !object.empty(); }
+  // "crash_here (libext.so+0x1f)"; "train.py:3 step".
+  std::string text() const;
+};
+
 // A signal that faults of native code raise.
 struct FatalSignal {
   int signal = 0;
-  int code = 0;            // si_code
-  uint64_t address = 0;    // that could not be accessed
-  int sender = 0;          // process that sent it; 0 = none
-  uint64_t thread = 0;     // pthread_self() of the thread, as stacks name it
-  bool main = false;       // it is the main thread
+  int code = 0;          // si_code
+  uint64_t address = 0;  // that could not be accessed
+  int sender = 0;        // process that sent it; 0 = none
+  uint64_t thread = 0;   // pthread_self() of the thread, as stacks name it
+  bool main = false;     // it is the main thread
+  int64_t tid = 0;       // of the thread; 0 = unknown
+  std::string handler;   // file of the handler that has stopped it
+  // Of the thread at the fault, newest first; empty: nothing has read them.
+  std::vector<FaultFrame> frames{};
   ProcessStacks stacks{};  // Python's, of all threads
   int64_t at_ns = 0;
 };
@@ -68,6 +83,11 @@ struct Ending {
 
 // Adds what a rank says of its end.
 void addLastWords(Ending& ending, std::string_view payload);
+// Adds the frames of the thread from what `reft-unwind` has read of the process while the handler
+// held it; those of the handler are left out. Without the thread in `answer`, nothing is added.
+void addNativeFrames(FatalSignal& fault, std::string_view answer);
+// The frames, one a line; the payload of kWordsHeard.
+std::string framesText(const FatalSignal& fault);
 // Adds the exit status of a process, as waitpid() gives it.
 void addExitStatus(Ending& ending, int status);
 // The exit status of a process that has ended and that its parent has not waited for yet; < 0:

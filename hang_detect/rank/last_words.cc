@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <array>
@@ -13,6 +14,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <ctime>
+#include <exception>
 #include <string_view>
 #include <thread>
 
@@ -31,6 +33,7 @@ namespace {
 constexpr std::array kSignals = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 constexpr int kMostWaitMs = 1500;
 constexpr std::chrono::milliseconds kStacksWait{800};
+constexpr std::chrono::milliseconds kFramesWait{600};  // in all, less than kMostWaitMs
 constexpr size_t kStackBytes = 64u << 10;  // of the main thread's handler, if its own is full
 
 // Lives until the process is gone: a handler may run at any time.
@@ -46,8 +49,10 @@ struct Faults {
   uint64_t address = 0;
   int sender = 0;
   pthread_t thread{};
+  pid_t tid = 0;
   int64_t at_ns = 0;
 
+  std::string handler;     // file that it is in
   std::string error_file;  // of torchrun; "": none
 
   Mutex mutex;
@@ -85,6 +90,7 @@ void onFault(int signal, siginfo_t* info, void* /*context*/) {
     all.address = sent ? 0 : reinterpret_cast<uint64_t>(info->si_addr);
     all.sender = sent && info != nullptr && info->si_pid != all.owner ? info->si_pid : 0;
     all.thread = ::pthread_self();
+    all.tid = static_cast<pid_t>(::syscall(SYS_gettid));
     timespec now{};
     ::clock_gettime(CLOCK_MONOTONIC, &now);
     all.at_ns = static_cast<int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
@@ -94,6 +100,18 @@ void onFault(int signal, siginfo_t* info, void* /*context*/) {
   }
   endAsBefore(all, signal, info);
   errno = error;
+}
+
+// Returns the native frames that the agent has read meanwhile; "": it could not, or not in time.
+std::string sayAll(AgentClient& client, const FatalSignal& fault) {
+  try {
+    return client
+        .request(wire::Type::kLastWords, faultWords(fault), wire::Type::kWordsHeard, kFramesWait)
+        .payload;
+  } catch (const std::exception& error) {
+    logDebug("hang", "no native frames: ", error.what());
+    return "";
+  }
 }
 
 void speak(Faults& all) {
@@ -110,6 +128,8 @@ void speak(Faults& all) {
   fault.sender = all.sender;
   fault.thread = static_cast<uint64_t>(all.thread);
   fault.main = ::pthread_equal(all.thread, all.main) != 0;
+  fault.tid = all.tid;
+  fault.handler = all.handler;
   fault.at_ns = all.at_ns;
   const auto seconds = static_cast<int64_t>(::time(nullptr));
   std::shared_ptr<AgentClient> client;
@@ -121,11 +141,12 @@ void speak(Faults& all) {
     client->send(wire::Type::kLastWords, faultWords(fault));  // should the stacks take too long
   }
   fault.stacks = all.dumper->dump(kStacksWait).text;
-  if (client != nullptr) {
-    client->send(wire::Type::kLastWords, faultWords(fault));
-  }
-  writeErrorFile(all.error_file, signalName(fault.signal) + " in native code; Python's stacks:",
-                 fault.stacks.text(), seconds);
+  const std::string frames = client == nullptr ? "" : sayAll(*client, fault);
+  const std::string what = signalName(fault.signal) + " in native code";
+  writeErrorFile(
+      all.error_file,
+      frames.empty() ? what + "; Python's stacks:" : what + ":\n" + frames + "Python's stacks:",
+      fault.stacks.text(), seconds);
   post(all.answered.get());
 }
 
@@ -206,6 +227,10 @@ void installFaultWords(const std::shared_ptr<AgentClient>& client, StackPrinter 
     logDebug("hang", "no handlers of faults: no descriptors");
     delete all;
     return;
+  }
+  if (Dl_info where{};
+      ::dladdr(reinterpret_cast<void*>(&onFault), &where) != 0 && where.dli_fname != nullptr) {
+    all->handler = where.dli_fname;
   }
   if (const char* const file = std::getenv("TORCHELASTIC_ERROR_FILE")) {
     all->error_file = file;

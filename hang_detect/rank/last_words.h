@@ -1,8 +1,9 @@
 // What a rank says to its agent before it ends (kLastWords, hang_detect/evidence/ending.h).
 //
 // A fault of native code (SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT) stops the thread in a handler
-// while a thread of its own reads the Python stacks of all threads and sends them. That takes
-// 1.5 s at most. Then the signal has its old effect: the handler that was there before, a core
+// while a thread of its own reads the Python stacks of all threads and sends them, and the agent
+// reads the native frames of the thread (kWordsHeard says that it has). That takes 1.5 s at most.
+// Then the signal has its old effect: the handler that was there before, a core
 // dump, the same exit status. A handler is installed only where there is none, or one of Python's
 // (faulthandler); a forked child has its own end. torchrun's error file (TORCHELASTIC_ERROR_FILE)
 // gets the signal and the stacks, too, unless there is one.

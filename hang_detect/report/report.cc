@@ -299,7 +299,11 @@ void writeEnding(Page& page, const RankEvidence& rank) {
               (ending.fault->main ? " (main)" : "") +
               (ending.fault->sender > 0
                    ? ", sent by process " + std::to_string(ending.fault->sender)
-                   : std::string(", address ") + address));
+                   : std::string(", address ") + address) +
+              (ending.fault->frames.empty() ? "" : ", newest frame first"));
+    for (const FaultFrame& frame : ending.fault->frames) {
+      page.line("    " + printable(frame.text(), 160));
+    }
   }
 }
 

@@ -177,7 +177,7 @@ class Unwinder::Space {
         stack.problem = "there was no time for more native frames";
         break;
       }
-      exact = unw_is_signal_frame(&cursor) > 0;
+      exact = isSignalReturn(ip) || unw_is_signal_frame(&cursor) > 0;
       const int step = unw_step(&cursor);
       if (step == 0) {
         stack.complete = true;
@@ -238,6 +238,15 @@ class Unwinder::Space {
   }
 
  private:
+  // `mov $15, %rax; syscall` (rt_sigreturn), to which a handler returns. libunwind does not say so
+  // of code that describes its frames, as the C library's does.
+  bool isSignalReturn(uint64_t ip) {
+    unw_word_t first = 0;
+    unw_word_t second = 0;
+    return word(ip, first) && first == 0x0f0000000fc0c748 && word(ip + 8, second) &&
+           (second & 0xff) == 0x05;
+  }
+
   bool isCode(uint64_t address) const {
     const auto after =
         std::upper_bound(maps_.begin(), maps_.end(), address,

@@ -86,6 +86,21 @@ const ThreadStack* stackOf(const FatalSignal& fault) {
   return found == threads.end() ? nullptr : &*found;
 }
 
+// The newest native frame outside of the C library, by way of which a process aborts itself.
+const FaultFrame* nativeFrameOf(const FatalSignal& fault) {
+  const FaultFrame* newest = nullptr;
+  for (const FaultFrame& frame : fault.frames) {
+    if (frame.isNative()) {
+      newest = newest == nullptr ? &frame : newest;
+      if (frame.object.find("/libc.so") == frame.object.npos &&
+          frame.object.find("/libc-2.") == frame.object.npos) {
+        return &frame;
+      }
+    }
+  }
+  return newest;
+}
+
 std::string firstLine(std::string_view text) {
   return printable(text.substr(0, text.find('\n')), kMostMessage);
 }
@@ -104,6 +119,9 @@ std::string ended(const RankEvidence& rank) {
   if (const auto& fault = rank.ending.fault; fault && fault->signal == signal) {
     if (const ThreadStack* stack = stackOf(*fault)) {
       text += " at " + placeOf(*stack);
+    }
+    if (const FaultFrame* frame = nativeFrameOf(*fault)) {
+      text += ", in " + printable(frame->text(), 120);
     }
     if (!fault->main) {
       text += ", not in its main thread";

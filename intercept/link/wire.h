@@ -61,6 +61,7 @@ enum class Type : uint16_t {
   kStacks = 55,
   kBye = 60,
   kLastWords = 61,
+  kWordsHeard = 62,
   kMeshOpen = 70,
   kMeshAt = 71,
   kMeshKeep = 72,

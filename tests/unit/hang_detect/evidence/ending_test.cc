@@ -71,6 +71,58 @@ TEST(Ending, ReadsLastWords) {
   EXPECT_EQ(ending.fault->thread, 140000000000000U);
 }
 
+// As reft-unwind prints them.
+constexpr const char* kRead = R"({"native": {"threads": [
+    {"tid": 5, "frames": [{"kind": "native", "function": "other", "object": "/a.so", "offset": "0x1"}]},
+    {"tid": 7, "frames": [
+        {"kind": "native", "function": "__poll", "object": "/usr/lib/libc.so.6", "offset": "0x5"},
+        {"kind": "native", "function": "onFault", "object": "/site/reft/lib/libreft.so", "offset": "0x6"},
+        {"kind": "native", "function": "", "object": "/usr/lib/libc.so.6", "offset": "0x7"},
+        {"kind": "native", "function": "crash_here", "object": "/home/u/ext.so", "offset": "0x1f"},
+        4,
+        {"kind": "native", "function": "", "object": "/home/u/ext.so", "offset": "0x2f"},
+        {"kind": "python", "function": "step", "file": "/home/u/train.py", "line": 3}]}]}})";
+
+TEST(Ending, NativeFramesBeginBehindTheHandler) {
+  Ending ending;
+  addLastWords(ending, R"({"kind": "signal", "signal": 11, "tid": 7, "at_ns": 4,
+                           "handler": "/other/place/libreft.so"})");
+  ASSERT_TRUE(ending.fault);
+  addNativeFrames(*ending.fault, kRead);
+  EXPECT_EQ(framesText(*ending.fault),
+            "  crash_here (ext.so+0x1f)\n  ext.so+0x2f\n  train.py:3 step\n");
+  // The rank says it again, with its stacks: the frames stay. Another fault has its own.
+  addLastWords(ending, R"({"kind": "signal", "signal": 11, "tid": 7, "at_ns": 4})");
+  EXPECT_EQ(ending.fault->frames.size(), 3U);
+  const Ending again = endingOf(endingFields(ending));
+  EXPECT_EQ(framesText(*again.fault), framesText(*ending.fault));
+  EXPECT_EQ(again.fault->tid, 7);
+  addLastWords(ending, R"({"kind": "signal", "signal": 11, "tid": 7, "at_ns": 5})");
+  EXPECT_TRUE(ending.fault->frames.empty());
+}
+
+TEST(Ending, WithoutTheHandlerAllNativeFramesStay) {
+  FatalSignal fault;
+  fault.tid = 7;
+  fault.handler = "/site/other.so";
+  addNativeFrames(fault, kRead);
+  EXPECT_EQ(fault.frames.size(), 6U);
+}
+
+TEST(Ending, WhatReadersAnswerElseAddsNoFrames) {
+  for (const char* answer :
+       {"", "4", "[]", "{}", R"({"native": 4})", R"({"native": {"threads": 4}})",
+        R"({"native": {"threads": [4, {}, {"tid": 7}, {"tid": 7, "frames": 4}]}})", "{\"native"}) {
+    FatalSignal fault;
+    fault.tid = 7;
+    addNativeFrames(fault, answer);
+    EXPECT_TRUE(fault.frames.empty()) << answer;
+  }
+  FatalSignal unknown;  // no thread is its thread
+  addNativeFrames(unknown, R"({"native": {"threads": [{"frames": [{"kind": "native"}]}]}})");
+  EXPECT_TRUE(unknown.frames.empty());
+}
+
 TEST(Ending, WhatIsNoLastWordsIsRefused) {
   Ending ending;
   for (const char* payload : {"", "[]", "{}", "{\"kind\": 3}", "{\"kind\": \"x\"}", "{\"kind\":"}) {

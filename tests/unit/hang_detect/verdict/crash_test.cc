@@ -206,6 +206,24 @@ TEST(Crash, ASignalHasItsPlace) {
   EXPECT_THAT(verdict.culprits[0].text, HasSubstr("was ended by SIGSEGV at train.py:7 crash"));
 }
 
+TEST(Crash, ASignalHasItsNativeFrameOutsideOfTheCLibrary) {
+  RankEvidence end = signalled(1, 5, SIGABRT);
+  end.ending.fault = FatalSignal{};
+  FatalSignal& fault = *end.ending.fault;
+  fault.signal = SIGABRT;
+  fault.at_ns = kNow;
+  fault.main = true;
+  fault.frames = {{"raise", "/usr/lib/libc.so.6", "0x3"},
+                  {"abort", "/usr/lib/libc.so.6", "0x4"},
+                  {"check", "/home/u/ext.so", "0x5"},
+                  {"step", "", "train.py:7"}};
+  EXPECT_THAT(decideCrash(job({lostPeer(0, 3), end})).culprits.at(0).text,
+              HasSubstr("was ended by SIGABRT, in check (ext.so+0x5)"));
+  fault.frames.resize(2);
+  EXPECT_THAT(decideCrash(job({lostPeer(0, 3), end})).culprits.at(0).text,
+              HasSubstr("was ended by SIGABRT, in raise (libc.so.6+0x3)"));
+}
+
 TEST(Crash, ExitCodes) {
   RankEvidence end = dead(0, 0);
   end.ending.exit_code = 3;
@@ -266,9 +284,17 @@ TEST(Crash, NoneWhereAllLiveOrEndedCleanly) {
 
 TEST(Crash, AReportHoldsAllThatTheVerdictWasMadeFrom) {
   RankEvidence fault = signalled(2, 40, SIGSEGV);
-  fault.ending.fault = FatalSignal{
-      SIGSEGV, 1, 0x10, 0, 0x7f0000000002, true, stackOf("  File \"/home/u/a.py\", line 7 in f\n"),
-      kNow};
+  FatalSignal& signal = fault.ending.fault.emplace();
+  signal.signal = SIGSEGV;
+  signal.code = 1;
+  signal.address = 0x10;
+  signal.thread = 0x7f0000000002;
+  signal.main = true;
+  signal.tid = 12;
+  signal.handler = "/site/reft/lib/libreft.so";
+  signal.frames = {{"crash_here", "/home/u/ext.so", "0x1f"}, {"f", "", "a.py:7"}};
+  signal.stacks = stackOf("  File \"/home/u/a.py\", line 7 in f\n");
+  signal.at_ns = kNow;
   const auto evidence =
       job({lostPeer(0, 50), raised(1, 20, "ValueError", "bad"), fault, clean(3, 900)});
   const Verdict verdict = decideCrash(evidence);
@@ -279,7 +305,9 @@ TEST(Crash, AReportHoldsAllThatTheVerdictWasMadeFrom) {
   EXPECT_EQ(hangReportJson(*again, repeated), report);
   const std::string text = hangReportText(evidence, verdict);
   EXPECT_THAT(text, HasSubstr("uncaught, newest call first: ValueError: bad"));
-  EXPECT_THAT(text, HasSubstr("SIGSEGV in thread 0x00007f0000000002 (main), address 0x10"));
+  EXPECT_THAT(text,
+              HasSubstr("SIGSEGV in thread 0x00007f0000000002 (main), address 0x10, newest frame"));
+  EXPECT_THAT(text, HasSubstr("    crash_here (ext.so+0x1f)\n    a.py:7 f\n"));
   EXPECT_THAT(text, Not(HasSubstr("no progress")));
 }
 

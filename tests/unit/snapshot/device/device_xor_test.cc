@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <deque>
 #include <vector>
 
 #include "tests/fakes/cuda/driver.h"
@@ -19,7 +20,14 @@ class DeviceXorTest : public testing::Test {
   std::string hindrance(std::vector<int> devices) { return DeviceXor::hindrance(*api_, devices); }
 
   const FakeCuda& fake_ = FakeCuda::instance();
-  const CudaApi* const api_ = new CudaApi(fake_.api);  // never freed: its address is its name
+  const CudaApi* const api_ = &tables().emplace_back(fake_.api);
+
+ private:
+  // They live on: the address of one is what is remembered.
+  static std::deque<CudaApi>& tables() {
+    static std::deque<CudaApi> all;
+    return all;
+  }
 };
 
 TEST_F(DeviceXorTest, StateOnTheHostNeedsNoDevice) {
