@@ -146,6 +146,7 @@ bool SnapshotEngine::decide(int64_t step) {
     telemetry_.cost(cost_.figures());
     if (answer == Cadence::Answer::kVoteAgainst) {
       patience_.starve(true);
+      meeting_.missed();
     }
     if (answer != Cadence::Answer::kLeave) {
       rounds_.point(step);
@@ -246,6 +247,7 @@ std::string SnapshotEngine::beginOnDevice(const CaptureInput& input) {
 CaptureResult SnapshotEngine::claimSlot(const CaptureInput& input, const std::string& hindrance,
                                         SnapshotJob::Place& place) {
   std::optional<int> slot;
+  std::string no_slot;
   {
     const MutexLock lock(mutex_);
     if (plan_ == nullptr || input.addresses.size() != plan_->table.regions.size()) {
@@ -261,9 +263,8 @@ CaptureResult SnapshotEngine::claimSlot(const CaptureInput& input, const std::st
     }
     place.plan = plan_;
     if (hindrance.empty()) {
-      patience_.starve(!awaitOutcome([this]() REQUIRES(mutex_) { return book_.canAcquire(); }));
       place.proposal = cost_.proposal();
-      slot = book_.acquire(input.step, options_.incarnation);
+      slot = acquireSlot(input.step, no_slot);
     }
     newest_captured_ = input.step;
   }
@@ -282,7 +283,7 @@ CaptureResult SnapshotEngine::claimSlot(const CaptureInput& input, const std::st
     return CaptureResult::kFailed;
   }
   if (!slot) {
-    skip(input.step, "no slot became free (the job has not committed the previous snapshot yet)");
+    skip(input.step, no_slot);
     return CaptureResult::kNoSlot;
   }
   place.slot = *slot;
@@ -293,6 +294,23 @@ CaptureResult SnapshotEngine::claimSlot(const CaptureInput& input, const std::st
     return CaptureResult::kFailed;
   }
   return CaptureResult::kTaken;
+}
+
+std::optional<int> SnapshotEngine::acquireSlot(int64_t step, std::string& why_not) {
+  const bool is_free = awaitOutcome([this]() REQUIRES(mutex_) { return book_.canAcquire(); });
+  patience_.starve(!is_free);
+  if (!is_free) {
+    meeting_.missed();
+    why_not = "no slot became free (the job has not committed the previous snapshot yet)";
+    return std::nullopt;
+  }
+  // Ranks that wait for slots find them free at the same points.
+  if (slot_wait_.count() == 0 && !meeting_.isOne(step / static_cast<int64_t>(cost_.every()))) {
+    why_not = "slots were in use for some steps, and all ranks go on together at a later one";
+    return std::nullopt;
+  }
+  meeting_.took();
+  return book_.acquire(step, options_.incarnation);
 }
 
 bool SnapshotEngine::prepareSlot(const CaptureInput& input, const SnapshotJob::Place& place) {

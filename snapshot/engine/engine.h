@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "intercept/base/clock.h"
 #include "intercept/base/mutex.h"
 #include "intercept/link/wire.h"
+#include "snapshot/commit/meeting_points.h"
 #include "snapshot/commit/plan_rounds.h"
 #include "snapshot/commit/slot_book.h"
 #include "snapshot/cost/cost.h"
@@ -118,6 +120,8 @@ class SnapshotEngine {
   bool settleWithin(std::chrono::nanoseconds most);
   void finish(SnapshotJob& job);
   void skip(int64_t step, const std::string& why, bool plan_anew = false);
+  // Claims a slot for a step; `why_not`: why there is none.
+  std::optional<int> acquireSlot(int64_t step, std::string& why_not) REQUIRES(mutex_);
   void voteAgainst(int64_t step, bool plan_anew = false);
   void vote(wire::Ballot ballot);
 
@@ -146,6 +150,7 @@ class SnapshotEngine {
   std::chrono::nanoseconds slot_wait_ GUARDED_BY(mutex_);
   Patience patience_ GUARDED_BY(mutex_);
   PlanRounds rounds_ GUARDED_BY(mutex_);
+  MeetingPoints meeting_ GUARDED_BY(mutex_);
   std::shared_ptr<const SnapshotPlan> plan_ GUARDED_BY(mutex_);
   std::vector<uint32_t> late_ GUARDED_BY(mutex_);  // for takeLateWritten()
   int64_t newest_captured_ GUARDED_BY(mutex_) = -1;

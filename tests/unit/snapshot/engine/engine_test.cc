@@ -936,6 +936,31 @@ TEST_F(EngineTest, WaitsForASlotOnceAndNotAtEveryStep) {
   EXPECT_LT(std::chrono::steady_clock::now() - later, 1500ms);
 }
 
+TEST_F(EngineTest, WithoutAWaitForSlotsItGoesOnWhereOtherRanksDo) {
+  for (const auto wait : {0ms, 1ms}) {
+    EngineOptions options;
+    options.slot_wait = wait;
+    start(options);
+    state({region("a", 10'000)});
+    for (int64_t step = 1; step <= 2; ++step) {
+      ASSERT_EQ(capture(step), CaptureResult::kTaken);
+      gateAndSettle();
+    }
+    EXPECT_EQ(capture(3), CaptureResult::kNoSlot);
+    EXPECT_EQ(capture(4), CaptureResult::kNoSlot);
+    outcome(1, true);
+    outcome(2, true);
+    EXPECT_EQ(capture(5), wait == 0ms ? CaptureResult::kNoSlot : CaptureResult::kTaken);
+    gateAndSettle();
+    outcome(5, false);
+    EXPECT_EQ(capture(8), CaptureResult::kTaken) << "of four, as two points were missed";
+    gateAndSettle();
+    outcome(8, true);
+    EXPECT_EQ(capture(9), CaptureResult::kTaken);
+    gateAndSettle();
+  }
+}
+
 TEST_F(EngineTest, AbortFreesTheSlotAndCommitFreesTheOlderOne) {
   EngineOptions options;
   options.slot_wait = 1ms;
