@@ -173,7 +173,7 @@ void Dispatch::fromRank(Connection& peer, RankState& rank, wire::Frame& frame, i
       openMesh(parseMeshOpen(frame.payload));
       peer.send(wire::Type::kMeshAt, dumpJson({{"port", mesh_port_}, {"tls", mesh_tls_}}));
       return;
-    case wire::Type::kMeshKeep: keepCopies(rank, parseMeshKeep(frame.payload)); return;
+    case wire::Type::kMeshKeep: keepCopies(rank, parseMeshKeep(frame.payload), now_ns); return;
     case wire::Type::kMeshFetch: fetchCopies(peer, parseMeshFetch(frame.payload)); return;
     case wire::Type::kVote:
     case wire::Type::kJobOutcome: vote(rank, frame, now_ns); return;
@@ -263,7 +263,7 @@ void Dispatch::openMesh(const MeshOpen& open) {
   }
 }
 
-void Dispatch::keepCopies(RankState& rank, const MeshKeep& keep) {
+void Dispatch::keepCopies(RankState& rank, const MeshKeep& keep, int64_t now_ns) {
   try {
     if (!mesh_.isOpen() || keep.open.key != mesh_key_ || keep.open.tls != mesh_tls_) {
       openMesh(keep.open);
@@ -289,7 +289,14 @@ void Dispatch::keepCopies(RankState& rank, const MeshKeep& keep) {
     plan.sources.push_back({source.address, static_cast<uint16_t>(source.port), source.ranks});
   }
   mesh_.keep(std::move(plan));
-  gate_.expect({keep.copied.begin(), keep.copied.end()}, rank.hello.incarnation);
+  // Other ranks of the node may have voted before this one asked for copies.
+  const auto added = gate_.expect({keep.copied.begin(), keep.copied.end()}, rank.hello.incarnation);
+  for (const CopyGate::Vote& vote : ledger_.takeBack(rank.hello.incarnation, added)) {
+    mesh_.sealed(vote.rank, vote.key);  // its event may have come before the vote waited
+    if (!gate_.take(vote, now_ns)) {
+      count({vote});
+    }
+  }
   count(gate_.ready());
 }
 
@@ -316,14 +323,38 @@ void Dispatch::takeCopies() {
     }
   }
   count(gate_.ready());
-  if (gate_.isBehind() != behind_) {
-    behind_ = gate_.isBehind();
-    say(behind_ ? "copies of node " + std::to_string(state_.node) +
-                      "'s snapshots do not reach another node: steps are committed without them, "
-                      "and its loss would NOT be survived (its log tells more: " +
-                      options_.directory() + "/agent.log)"
-                : "copies of node " + std::to_string(state_.node) +
-                      "'s snapshots reach another node again");
+  reportCopies();
+}
+
+void Dispatch::reportCopies() {
+  const auto before = std::exchange(reported_, gate_.state());
+  if (reported_ == before) {
+    return;
+  }
+  const std::string copies = "copies of node " + std::to_string(state_.node) + "'s snapshots ";
+  switch (reported_) {
+    case CopyGate::State::kFresh: break;
+    case CopyGate::State::kLate:
+      say(copies +
+          "are not on another node yet: if the node is lost before they are, at least all "
+          "steps since this start are lost");
+      break;
+    case CopyGate::State::kMissing:
+      say(copies +
+          "do not reach another node: steps are committed without them, and its loss "
+          "would NOT be survived (its log tells more: " +
+          options_.directory() + "/agent.log)");
+      break;
+    case CopyGate::State::kThere:
+      if (before == CopyGate::State::kLate) {
+        const auto newest = ledger_.newestCommitted();
+        say(copies + "are on another node from step " + std::to_string(newest ? newest->step : -1) +
+                " on",
+            false);
+      } else if (before == CopyGate::State::kMissing) {
+        say(copies + "reach another node again");
+      }
+      break;
   }
 }
 
@@ -333,12 +364,13 @@ void Dispatch::count(const std::vector<CopyGate::Vote>& votes) {
   }
 }
 
-void Dispatch::say(const std::string& line) {
-  logWarn("agent", line);
+void Dispatch::say(const std::string& line, bool is_warning) {
+  logAt("agent", is_warning ? LogLevel::kWarn : LogLevel::kInfo, line);
+  const std::string head = is_warning ? "reft: warning: " : "reft: ";
   for (auto& [number, rank] : ranks_.all()) {
     auto* peer = rank.hello.local_rank == 0 ? connections_.find(rank.connection) : nullptr;
     if (peer != nullptr) {
-      peer->send(wire::Type::kVerdict, verdictNoticeJson("reft: warning: " + line + "\n"));
+      peer->send(wire::Type::kVerdict, verdictNoticeJson(head + line + "\n"));
     }
   }
 }
@@ -473,11 +505,13 @@ std::string Dispatch::metrics() {
 void Dispatch::act(const std::vector<CommitLedger::Action>& actions) {
   for (const auto& action : actions) {
     if (action.kind == CommitLedger::Action::kBroadcast) {
-      gate_.decided(action.key);
-    }
-    if (action.kind == CommitLedger::Action::kBroadcast && action.yes) {
-      ranks_.dropSetAside();
-      mesh_.committed(action.key);
+      gate_.decided(action.key, action.yes);
+      if (action.yes) {
+        ranks_.dropSetAside();
+        mesh_.committed(action.key);
+      } else {
+        mesh_.aborted(action.key);
+      }
     }
     const wire::Ballot ballot{action.key.step,
                               action.key.incarnation,

@@ -53,11 +53,13 @@ class Dispatch {
   void vote(RankState& rank, const wire::Frame& frame, int64_t now_ns);
   void recount(RankState& rank, int64_t now_ns);
   void openMesh(const MeshOpen& open);
-  void keepCopies(RankState& rank, const MeshKeep& keep);
+  void keepCopies(RankState& rank, const MeshKeep& keep, int64_t now_ns);
   void fetchCopies(Connection& peer, const MeshFetch& fetch);
   void count(const std::vector<CopyGate::Vote>& votes);
+  // Prints what has changed about the copies of this node's snapshots.
+  void reportCopies();
   // Prints a line on the terminal of the job.
-  void say(const std::string& line);
+  void say(const std::string& line, bool is_warning = true);
   void giveVault(Connection& peer, const VaultGet& wanted);
   void readNative(Connection& peer, int number);
   void hearWords(Connection& peer, RankState& rank, std::string_view payload);
@@ -74,7 +76,7 @@ class Dispatch {
   Mesh mesh_;
   CopyGate gate_;
   std::map<uint64_t, uint64_t> fetching_;  // by fetch of the mesh: the connection that waits
-  bool behind_ = false;                    // what people were told of gate_ last
+  CopyGate::State reported_ = CopyGate::State::kFresh;  // of gate_, on the terminal
   MeshKey mesh_key_{};
   uint16_t mesh_port_ = 0;
   bool mesh_tls_ = false;

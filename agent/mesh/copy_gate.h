@@ -6,8 +6,10 @@
 // answered long ago, and its slot would never be free again.
 //
 // A keeper that does not answer may not end protection against all else, nor slow it down: after
-// `patience` votes go on without it, at once from then on, until a copy arrives again. The caller
-// says both to people.
+// `patience` votes go on without it, at once from then on, until a copy arrives again.
+//
+// state() is what the caller reports on the terminal: whether the loss of this node is survived
+// now.
 //
 // Threads: one at a time. Errors: none.
 #pragma once
@@ -24,17 +26,22 @@ namespace reft::agent {
 
 class CopyGate {
  public:
-  struct Vote {
-    int rank = 0;
-    CommitKey key;
-    CommitLedger::Held held;
+  using Vote = CommitLedger::Vote;
+
+  // Copies of this node's snapshots of the attempt.
+  enum class State : uint8_t {
+    kFresh,    // none is needed, or training has not gone on without one yet
+    kLate,     // training is a step further, and no step is committed: copies are under way
+    kMissing,  // the newest committed step is not on another node
+    kThere,    // the newest committed step is on another node
   };
 
   explicit CopyGate(int64_t patience_ns) : patience_ns_(patience_ns) {}
 
   // The votes of these ranks of an attempt wait from now on, and those of others no longer; those
-  // that still do of another attempt never will be counted.
-  void expect(std::set<int> ranks, uint64_t incarnation);
+  // that still do of another attempt never will be counted. Returns the ranks whose votes did not
+  // wait before: some may have been counted by now.
+  std::set<int> expect(std::set<int> ranks, uint64_t incarnation);
   // True: the vote has to wait, or does already.
   bool take(const Vote& vote, int64_t now_ns);
   // Whether a vote of the rank waits.
@@ -43,7 +50,7 @@ class CopyGate {
   // The slot of a key is on another node.
   void copied(int rank, const CommitKey& key);
   // The step has an outcome: nothing waits for it any more.
-  void decided(const CommitKey& key);
+  void decided(const CommitKey& key, bool committed);
   // The votes that need wait no longer.
   std::vector<Vote> ready();
   // A keeper cannot take copies: all votes that wait.
@@ -52,6 +59,7 @@ class CopyGate {
   std::vector<Vote> tick(int64_t now_ns);
   // Copies do not arrive: votes pass without them.
   bool isBehind() const { return behind_; }
+  State state() const { return state_; }
 
  private:
   struct Waiting {
@@ -63,6 +71,8 @@ class CopyGate {
   std::set<int> ranks_;
   uint64_t incarnation_ = 0;
   bool behind_ = false;
+  State state_ = State::kFresh;
+  int64_t uncopied_ = -1;  // the newest step of the attempt that a vote passed for without a copy
   std::map<std::pair<CommitKey, int>, Waiting> waiting_;
 };
 

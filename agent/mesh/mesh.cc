@@ -155,6 +155,19 @@ class Mesh::Worker {
     });
   }
 
+  void aborted(const CommitKey& key) {
+    post([this, key] {
+      for (auto& [token, peer] : peers_) {
+        if (peer.serving) {
+          for (auto& [rank, pending] : peer.serving->pending) {
+            std::erase(pending, key);
+          }
+          offerNext(peer);
+        }
+      }
+    });
+  }
+
   std::vector<Event> events() {
     const MutexLock lock(mutex_);
     return std::exchange(events_, {});
@@ -734,14 +747,33 @@ class Mesh::Worker {
     return heads;
   }
 
+  // The rank whose turn it is. A step is committed once all ranks have copies of it, so that of all
+  // slots the one of the earliest step comes first; what earlier attempts left comes before that.
+  std::map<int, std::deque<CommitKey>>::iterator nextOf(Serving& serving) const {
+    const auto order = [this](const CommitKey& key) {
+      return std::pair(key.incarnation == plan_.incarnation, key.step);
+    };
+    auto next = serving.pending.end();
+    for (auto it = serving.pending.begin(); it != serving.pending.end(); ++it) {
+      const bool may = !it->second.empty() && !serving.later.contains(it->first);
+      if (may && (next == serving.pending.end() ||
+                  order(it->second.front()) < order(next->second.front()))) {
+        next = it;
+      }
+    }
+    return next;
+  }
+
   void offerNext(Peer& peer) {
     Serving& serving = *peer.serving;
-    for (auto& [rank, pending] : serving.pending) {
-      while (!serving.offer && !pending.empty() && !serving.later.contains(rank)) {
-        const CommitKey key = pending.front();
-        pending.pop_front();
-        serving.offer = offerOf(rank, key, serving.world);
+    while (!serving.offer) {
+      const auto next = nextOf(serving);
+      if (next == serving.pending.end()) {
+        break;
       }
+      const CommitKey key = next->second.front();
+      next->second.pop_front();
+      serving.offer = offerOf(next->first, key, serving.world);
     }
     if (serving.offer && !std::exchange(serving.offer->said, true)) {
       peer.session->send(MeshType::kOffer, payloadOf(serving.offer->head));
@@ -961,6 +993,12 @@ void Mesh::sealed(int rank, const CommitKey& key) {
 void Mesh::committed(const CommitKey& key) {
   if (worker_ != nullptr) {
     worker_->committed(key);
+  }
+}
+
+void Mesh::aborted(const CommitKey& key) {
+  if (worker_ != nullptr) {
+    worker_->aborted(key);
   }
 }
 

@@ -96,6 +96,8 @@ class Mesh {
   // It has sealed a slot.
   void sealed(int rank, const CommitKey& key);
   void committed(const CommitKey& key);
+  // No copy of the step is needed.
+  void aborted(const CommitKey& key);
 
   // Since the last call.
   std::vector<Event> events();

@@ -175,6 +175,29 @@ std::vector<CommitLedger::Action> CommitLedger::vaultHolds(
   return actions;
 }
 
+std::vector<CommitLedger::Vote> CommitLedger::takeBack(uint64_t incarnation,
+                                                       const std::set<int>& ranks) {
+  std::vector<Vote> taken;
+  for (auto& known : incarnations_) {
+    if (known.id != incarnation) {
+      continue;
+    }
+    for (auto& [step, ballots] : known.steps) {
+      if (ballots.node_voted || ballots.outcome) {
+        continue;
+      }
+      for (const int rank : ranks) {
+        const auto found = ballots.votes.find(rank);
+        if (found != ballots.votes.end() && found->second.sealed) {
+          taken.push_back({rank, {step, incarnation}, found->second});
+          ballots.votes.erase(found);
+        }
+      }
+    }
+  }
+  return taken;
+}
+
 std::vector<CommitLedger::Action> CommitLedger::jobOutcome(const CommitKey& key,
                                                            const Outcome& outcome) {
   std::vector<Action> actions;

@@ -17,6 +17,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -89,6 +90,15 @@ class CommitLedger {
 
   // The sealed slots of a vault that this agent received: votes that an earlier agent may have had.
   std::vector<Action> vaultHolds(int rank, const std::vector<std::pair<CommitKey, Held>>& sealed);
+
+  // Takes back the votes of these ranks that nothing depends on yet: they sealed, and neither the
+  // node has voted nor the step an outcome. The caller passes them to vote() again later.
+  struct Vote {
+    int rank = 0;
+    CommitKey key;
+    Held held;
+  };
+  std::vector<Vote> takeBack(uint64_t incarnation, const std::set<int>& ranks);
 
   // The decision of a job of several nodes.
   std::vector<Action> jobOutcome(const CommitKey& key, const Outcome& outcome);

@@ -92,6 +92,7 @@ WHY_REFUSED = re.compile(r"no step can be resumed \(\S|step \d+ is not resumed[,
 FROM_THE_FIRST_STEP = re.compile(r"resumed at step 1:|computed again from step 1 ")
 OF_REPLICAS = "whose small state is that of replicas"
 BEHIND, AGAIN = "snapshots do not reach another node", "snapshots reach another node again"
+LATE, THERE = "snapshots are not on another node yet", "snapshots are on another node from step"
 FAILURES = {"wrong", "unexpected_loss", "silent", "hang", "failed"}
 
 
@@ -455,7 +456,8 @@ class Campaign:
         result: dict[str, Any] = {"case": case, "out": out, "sec": time.monotonic() - began, "problems": []}
         problems: list[str] = result["problems"]
         runs = self._starts(out)
-        behind = said.count(BEHIND) > said.count(AGAIN)  # reft has said that it cannot keep it
+        # reft has said that it cannot keep it, or not yet.
+        behind = said.count(BEHIND) > said.count(AGAIN) or said.count(LATE) > said.count(THERE)
         done = len(list(out.glob("lost-*")))
         says_so = BEGINNING.search(said) and (WHY_REFUSED.search(said) or not case.leaving)
         result["lost"], from_start = self._lost(runs)

@@ -15,7 +15,15 @@ from typing import Any
 import pytest
 
 from tests.integration import test_agent
-from tests.integration.test_agent import Node, make, protocol, put, vault_bytes, wait_for  # noqa: F401
+from tests.integration.test_agent import (  # noqa: F401
+    INCARNATION,
+    Node,
+    make,
+    protocol,
+    put,
+    vault_bytes,
+    wait_for,
+)
 
 pytestmark = test_agent.pytestmark
 SECOND = 1_000_000_000
@@ -152,3 +160,36 @@ def test_a_request_that_is_none_ends_the_connection(make: Callable[..., Node], m
     with Carrier(node, 0) as carrier:
         carrier.connection.send(protocol.EVIDENCE_REQUEST, message)
         assert carrier.until(protocol.ERROR)["what"]
+
+
+def told(connection: protocol.AgentConnection, wanted: int) -> dict[str, Any]:
+    """The next message of a rank, of that kind."""
+    kind, message, _ = connection.receive()
+    assert kind == wanted, (kind, message)
+    return message
+
+
+def test_votes_that_came_before_their_copies_were_asked_for_wait_and_the_terminal_is_told(
+    make: Callable[..., Node],  # noqa: F811
+) -> None:
+    """No node takes copies. The first rank of a node asks for them, and others may have voted by then."""
+    node = make()
+    fields = {"local_world": 2, "world": 4}
+    keep = {"key": "ab" * 32, "address": "127.0.0.1", "port": 0, "tls": 0, "sources": [], "copied": [1]}
+    with node.rank(0, **fields) as first, node.rank(1, **fields) as second:
+        second.vote(1, INCARNATION, True)
+        node.settle()
+        first.send(protocol.MESH_KEEP, keep | {"on_demand": 0, "room": 0, "rate": 0})
+        first.vote(1, INCARNATION, True)
+        assert first.request(protocol.STATUS_REQUEST)[0] == protocol.STATUS, "the vote of rank 1 waits"
+        second.vote(2, INCARNATION, True)  # training is a step further
+        text = told(first, protocol.VERDICT)["text"]
+        assert text.startswith("reft: warning: copies of node 0's snapshots are not on another node yet"), text
+        node.clock.advance(11)
+        assert told(first, protocol.NODE_VOTE)["step"] == 1
+        text = told(first, protocol.VERDICT)["text"]
+        assert "copies of node 0's snapshots do not reach another node" in text, text
+        first.send(protocol.JOB_OUTCOME, protocol.BALLOT.pack(1, INCARNATION, 0, 0, 1, 0, 0))
+        assert told(first, protocol.OUTCOME)["yes"]
+        second.vote(3, INCARNATION, False)
+        assert told(first, protocol.NODE_VOTE)["step"] == 3, "nothing was said of an end of the warning"

@@ -10,6 +10,7 @@ from typing import Any
 
 from reft import _C, _voice
 from reft._link import job_identity
+from reft._link.protection import is_copied
 from reft._session import notes
 from reft._state import discovery, node_loss, registry
 
@@ -141,7 +142,9 @@ class Announcer:
             return
         several = survival.nodes > 1
         any_of = f"any {survival.nodes} nodes" if several else "any node"
-        _voice.say(f"for a lost node: each shard of rank 0's state survives the loss of {any_of}")
+        line = f"for a lost node: each shard of rank 0's state survives the loss of {any_of}"
+        # Copies may need longer than a step; the agent of a node says so.
+        _voice.say(line + ", from the first committed step on" * is_copied(protection))
         if survival.nodes < (wanted := node_loss.wanted(layout, protection)):
             _voice.warn(
                 f"{setting} asks for {wanted + 1} nodes, but the replicas of some shard are on"

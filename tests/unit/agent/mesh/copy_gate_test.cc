@@ -7,6 +7,7 @@ namespace copy_gate_test {
 
 constexpr int64_t kPatience = 10;
 constexpr uint64_t kIncarnation = 3;
+using State = CopyGate::State;
 
 class CopyGateTest : public testing::Test {
  protected:
@@ -104,11 +105,69 @@ TEST_F(CopyGateTest, VotesPassOnceNoCopiesAreWantedAnyMore) {
 TEST_F(CopyGateTest, NothingWaitsForAStepThatIsDecided) {
   gate_.take(vote(0, 7), 0);
   gate_.take(vote(0, 8), 0);
-  gate_.decided({7, kIncarnation});
+  gate_.decided({7, kIncarnation}, true);
   EXPECT_FALSE(gate_.waits(0, {7, kIncarnation}));
   EXPECT_TRUE(gate_.waits(0, {8, kIncarnation}));
   gate_.copied(0, {8, kIncarnation});
   EXPECT_EQ(gate_.ready().size(), 1u);
+}
+
+TEST_F(CopyGateTest, RanksWhoseVotesDidNotWaitBeforeAreNamed) {
+  EXPECT_EQ(gate_.expect({0, 1}, kIncarnation), std::set<int>{});
+  EXPECT_EQ(gate_.expect({1, 2}, kIncarnation), std::set<int>{2});
+  EXPECT_EQ(gate_.expect({1, 2}, kIncarnation + 1), (std::set<int>{1, 2})) << "another attempt";
+}
+
+TEST_F(CopyGateTest, CopiesAreLateOnceTrainingIsAStepFurther) {
+  EXPECT_EQ(gate_.state(), State::kFresh);
+  gate_.take(vote(0, 7), 0);
+  gate_.take(vote(1, 7), 0);
+  EXPECT_EQ(gate_.state(), State::kFresh) << "of the same step";
+  gate_.take(vote(0, 8, false), 1);
+  EXPECT_EQ(gate_.state(), State::kLate);
+  gate_.copied(0, {7, kIncarnation});
+  gate_.copied(1, {7, kIncarnation});
+  gate_.ready();
+  EXPECT_EQ(gate_.state(), State::kLate) << "other nodes may not have theirs";
+  gate_.decided({8, kIncarnation}, false);
+  EXPECT_EQ(gate_.state(), State::kLate);
+  gate_.decided({7, kIncarnation}, true);
+  EXPECT_EQ(gate_.state(), State::kThere);
+  gate_.take(vote(0, 9), 2);
+  gate_.take(vote(0, 10), 3);
+  EXPECT_EQ(gate_.state(), State::kThere) << "step 7 is safe, and stays so until a later one is";
+}
+
+TEST_F(CopyGateTest, ACommitOfWhatPassedWithoutACopyDoesNotCountAsOneWithACopy) {
+  gate_.take(vote(0, 7), 0);
+  gate_.tick(kPatience);
+  EXPECT_EQ(gate_.state(), State::kMissing);
+  gate_.take(vote(0, 8), 11);
+  gate_.copied(1, {7, kIncarnation});
+  EXPECT_FALSE(gate_.isBehind());
+  gate_.decided({7, kIncarnation}, true);
+  gate_.decided({8, kIncarnation}, true);
+  EXPECT_EQ(gate_.state(), State::kMissing) << "both passed without a copy of rank 0's";
+  gate_.take(vote(0, 9), 12);
+  gate_.decided({9, kIncarnation}, true);
+  EXPECT_EQ(gate_.state(), State::kThere);
+}
+
+TEST_F(CopyGateTest, AnotherAttemptOrNoCopiesAtAllBeginAfresh) {
+  gate_.take(vote(0, 7), 0);
+  gate_.failed();
+  gate_.expect({}, kIncarnation);
+  EXPECT_EQ(gate_.state(), State::kFresh);
+  gate_.decided({7, kIncarnation}, true);
+  EXPECT_EQ(gate_.state(), State::kFresh) << "nobody asked for copies";
+  gate_.expect({0}, kIncarnation);
+  gate_.take(vote(0, 8), 0);
+  gate_.take(vote(0, 9), 0);
+  EXPECT_EQ(gate_.state(), State::kLate);
+  gate_.expect({0}, kIncarnation + 1);
+  EXPECT_EQ(gate_.state(), State::kFresh);
+  gate_.decided({9, kIncarnation}, true);
+  EXPECT_EQ(gate_.state(), State::kFresh) << "of the attempt before";
 }
 
 }  // namespace copy_gate_test

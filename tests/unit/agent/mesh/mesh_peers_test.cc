@@ -273,6 +273,17 @@ TEST_P(MeshKeepersTest, ASlotThatIsOverwrittenBeforeItsOfferIsNotOffered) {
   EXPECT_EQ(offer(peer).step, 5);
 }
 
+TEST_P(MeshKeepersTest, ASlotOfAnAbortedStepIsNotOffered) {
+  seal(0, 3, 'a');
+  Peer peer = keeper();
+  const SlotHead first = offer(peer);
+  seal(1, 4, 'b');
+  node_.mesh.aborted({4, kIncarnation});
+  seal(0, 5, 'c');
+  peer.say(MeshType::kHeld, heldOf(first, Kept::kYes));
+  EXPECT_EQ(offer(peer).step, 5);
+}
+
 TEST_P(MeshKeepersTest, WhatMustWaitIsOfferedAgainAfterACommitAndNotBefore) {
   seal(0, 3, 'a');
   Peer peer = keeper();

@@ -10,6 +10,8 @@
 #include <functional>
 #include <memory>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "intercept/base/error.h"
 #include "snapshot/vault/reader.h"
@@ -100,6 +102,39 @@ TEST_P(MeshTest, ASealedSlotIsOnTheOtherNode) {
       eventually([&] { return keeper.mesh->status().taken_bytes > 2 * mesh_test::kPayload; }));
   EXPECT_EQ(node_.mesh->status().keepers, 1);
   EXPECT_EQ(node_.mesh->status().tls, withTls());
+}
+
+// A step is committed once the copies of all ranks are there: those of later steps must not come
+// before them.
+TEST_P(MeshTest, SlotsOfTheEarliestStepComeFirst) {
+  Owner one(1), two(2);
+  node_.mesh->vault(1, one.fd());
+  node_.mesh->vault(2, two.fd());
+  seal(one, 1, 0, 3, 'a');
+  seal(one, 1, 1, 4, 'b');
+  seal(two, 2, 0, 3, 'c');
+  seal(two, 2, 1, 4, 'd');
+  Node keeper;
+  keeper.keep(node_.port, {1, 2});
+  ASSERT_TRUE(eventually([&] { return node_.heard(1, 4) && node_.heard(2, 4); }));
+  std::vector<std::pair<int64_t, int>> order;
+  for (const Mesh::Event& event : node_.events) {
+    order.emplace_back(event.key.step, event.rank);
+  }
+  EXPECT_EQ(order, (std::vector<std::pair<int64_t, int>>{{3, 1}, {3, 2}, {4, 1}, {4, 2}}));
+}
+
+TEST_P(MeshTest, WhatAnEarlierAttemptLeftComesBeforeAllElse) {
+  Owner one(1), two(2);
+  node_.mesh->vault(1, one.fd());
+  node_.mesh->vault(2, two.fd());
+  node_.mesh->keep({kIncarnation, kWorld, {}, 0, 0});  // tells it which attempt is the present one
+  seal(one, 1, 0, 3, 'a');
+  two.seal(0, 6, kIncarnation - 1, 'b');
+  Node keeper;
+  keeper.keep(node_.port, {1, 2});
+  ASSERT_TRUE(eventually([&] { return node_.heard(1, 3) && node_.heard(2, 6); }));
+  EXPECT_EQ(node_.events.at(0).key, (CommitKey{6, kIncarnation - 1}));
 }
 
 TEST_P(MeshTest, ASlotOfManyMegabytesArrives) {

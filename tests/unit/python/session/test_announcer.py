@@ -149,6 +149,15 @@ def test_what_is_protected_is_said_once(terminal: Callable[..., Terminal]) -> No
                 " shard are on too few: the loss of 2 nodes is not survived",
             ],
         ),
+        (
+            "peer",
+            2,
+            1,
+            [
+                "for a lost node: each shard of rank 0's state survives the loss of any node, from the first"
+                " committed step on"
+            ],
+        ),
         ("aec", 4, 1, ["for a lost node: each shard of rank 0's state survives the loss of any node"]),
         (
             "arc",

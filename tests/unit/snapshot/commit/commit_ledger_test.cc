@@ -153,6 +153,26 @@ TEST(CommitLedger, SeveralNodesWaitForTheOutcomeOfTheJob) {
   EXPECT_FALSE(actions[0].yes);
 }
 
+TEST(CommitLedger, TakesBackVotesThatNothingDependsOnYet) {
+  CommitLedger ledger;
+  ledger.expect(kInc, 2, true);
+  ledger.vote(4, {5, kInc}, {true, 9});
+  ledger.vote(5, {5, kInc}, {true, 8});  // the node has voted
+  ledger.vote(4, {6, kInc}, {true, 9, 3});
+  ledger.vote(4, {6, kInc - 1}, {true, 9});
+  EXPECT_TRUE(ledger.takeBack(kInc, {5}).empty());
+  const auto taken = ledger.takeBack(kInc, {4, 5});
+  ASSERT_EQ(taken.size(), 1u);
+  EXPECT_EQ(taken[0].rank, 4);
+  EXPECT_EQ(taken[0].key, (CommitKey{6, kInc}));
+  EXPECT_EQ(taken[0].held.proposal, 3);
+  EXPECT_TRUE(ledger.vote(5, {6, kInc}, {true, 8}).empty()) << "that of rank 4 is missing again";
+  const auto actions = ledger.vote(4, {6, kInc}, taken[0].held);
+  ASSERT_EQ(actions.size(), 1u);
+  EXPECT_EQ(actions[0].kind, Action::kNodeVote);
+  EXPECT_EQ(actions[0].cut, 17u);
+}
+
 TEST(CommitLedger, VaultOfAnsweredRankCompletesAVoteAfterAnAgentRestart) {
   CommitLedger ledger;
   ledger.expect(kInc, 2, false);
