@@ -222,10 +222,13 @@ void Dispatch::vote(RankState& rank, const wire::Frame& frame, int64_t now_ns) {
                               key,
                               {ballot->yes != 0 && !rank.vault.lost, ballot->cut, ballot->proposal,
                                ballot->replicas, ballot->plan_anew != 0}};
-    if (vote.held.sealed) {
+    // A rank may vote for a step that is aborted already: it waits for no copy, and its slot is
+    // free.
+    const bool is_decided = ledger_.isDecided(key);
+    if (vote.held.sealed && !is_decided) {
       mesh_.sealed(vote.rank, key);
     }
-    if (!gate_.take(vote, now_ns)) {
+    if (is_decided || !gate_.take(vote, now_ns)) {
       act(ledger_.vote(vote.rank, key, vote.held));
     }
     if (rank.hello.local_rank == 0) {
@@ -245,7 +248,7 @@ void Dispatch::recount(RankState& rank, int64_t now_ns) {
   std::vector<std::pair<CommitKey, CommitLedger::Held>> counted;
   for (const auto& [key, held] : ranks_.sealed(rank)) {
     mesh_.sealed(rank.hello.rank, key);
-    if (!gate_.take({rank.hello.rank, key, held}, now_ns)) {
+    if (ledger_.isDecided(key) || !gate_.take({rank.hello.rank, key, held}, now_ns)) {
       counted.emplace_back(key, held);
     }
   }
@@ -451,18 +454,24 @@ void Dispatch::readNative(Connection& peer, int number) {
 void Dispatch::sendNativeStacks() {
   for (const auto& [requester, answer] : native_readers_.finished()) {
     auto* const peer = connections_.find(requester);
-    if (peer == nullptr) {
+    RankState* dying = nullptr;  // its connection may have ended since
+    for (auto& [number, rank] : ranks_.all()) {
+      if (rank.frames == FaultFrames::kUnderWay && rank.frames_reader == requester) {
+        dying = &rank;
+      }
+    }
+    if (dying == nullptr) {
+      if (peer != nullptr) {
+        peer->send(wire::Type::kStacks, answer);
+      }
       continue;
     }
-    auto* const rank = peer->rank() >= 0 ? ranks_.ofConnection(peer->id()) : nullptr;
-    if (rank != nullptr && rank->frames == FaultFrames::kUnderWay) {
-      rank->frames = FaultFrames::kRead;
-      if (rank->ending.fault) {
-        addNativeFrames(*rank->ending.fault, answer);
-        peer->send(wire::Type::kWordsHeard, framesText(*rank->ending.fault));
+    dying->frames = FaultFrames::kRead;
+    if (dying->ending.fault) {
+      addNativeFrames(*dying->ending.fault, answer);
+      if (peer != nullptr) {
+        peer->send(wire::Type::kWordsHeard, framesText(*dying->ending.fault));
       }
-    } else {
-      peer->send(wire::Type::kStacks, answer);
     }
   }
 }
@@ -478,6 +487,7 @@ void Dispatch::hearWords(Connection& peer, RankState& rank, std::string_view pay
     try {
       native_readers_.start(peer.id(), pid);
       rank.frames = FaultFrames::kUnderWay;
+      rank.frames_reader = peer.id();
     } catch (const InvalidArgument& error) {
       logInfo("agent", "no native frames of rank ", rank.hello.rank, ": ", error.what());
       rank.frames = FaultFrames::kRead;

@@ -138,7 +138,7 @@ class Mesh::Worker {
       if (committed_.incarnation != key.incarnation || committed_.step < key.step) {
         committed_ = key;
       }
-      ++commits_;
+      ++outcomes_;
       if (key.incarnation == plan_.incarnation) {
         dropOldCopies();
       } else if (plan_.on_demand && !fetch_) {
@@ -157,11 +157,13 @@ class Mesh::Worker {
 
   void aborted(const CommitKey& key) {
     post([this, key] {
+      ++outcomes_;
       for (auto& [token, peer] : peers_) {
         if (peer.serving) {
           for (auto& [rank, pending] : peer.serving->pending) {
             std::erase(pending, key);
           }
+          peer.serving->later.clear();  // a keeper that waits for room may have some now
           offerNext(peer);
         }
       }
@@ -193,7 +195,7 @@ class Mesh::Worker {
     SlotHead head;
     UniqueFd fd;
     std::array<std::pair<uint64_t, uint64_t>, 4> parts;  // offset, bytes
-    uint64_t commits = 0;                                // that this agent knew of
+    uint64_t outcomes = 0;                               // that this agent knew of
     bool said = false, sending = false;
   };
 
@@ -793,7 +795,7 @@ class Mesh::Worker {
         return std::nullopt;
       }
       Offer offer;
-      offer.commits = commits_;
+      offer.outcomes = outcomes_;
       SlotHead& head = offer.head;
       head.rank = rank;
       head.world = world;
@@ -849,7 +851,7 @@ class Mesh::Worker {
     if (held.rank != head.rank || held.step != head.step || held.incarnation != head.incarnation) {
       throw Corruption("mesh: an answer about another slot");
     }
-    const bool was_told_all = serving.offer->commits == commits_;
+    const bool was_told_all = serving.offer->outcomes == outcomes_;
     serving.offer.reset();
     if (held.kept == Kept::kLater) {
       serving.pending[head.rank].push_front(head.key());
@@ -914,7 +916,7 @@ class Mesh::Worker {
   std::optional<Fetch> fetch_;
   CopyStore store_;
   CommitKey committed_{-1, 0};
-  uint64_t commits_ = 0;  // since it was made
+  uint64_t outcomes_ = 0;  // since it was made
   uint64_t next_token_ = kFirstSession;
   std::map<uint64_t, Peer> peers_;
   std::vector<Dialing> dialing_;

@@ -61,6 +61,7 @@ struct RankState {
   bool said_bye = false;
   Ending ending;                            // of its process, as far as it is known
   FaultFrames frames = FaultFrames::kNone;  // of its ending.fault
+  uint64_t frames_reader = 0;               // connection that it said it on
 
   std::vector<Note> notes;  // of the process that is connected now
 

@@ -143,7 +143,8 @@ void addNativeFrames(FatalSignal& fault, std::string_view answer) {
       if (text(frame, "kind", kMostName) == "native") {
         found.object = text(frame, "object", kMostMessage);
         found.place = text(frame, "offset", kMostName);
-        if (frames.size() <= kMostFramesOfHandler && !fault.handler.empty() &&
+        // The newest one: the same file has other code, which may have called what failed.
+        if (begin == 0 && frames.size() <= kMostFramesOfHandler && !fault.handler.empty() &&
             fileName(found.object) == fileName(fault.handler)) {
           begin = frames.size() + 1;
         }

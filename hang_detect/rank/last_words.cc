@@ -33,7 +33,7 @@ namespace {
 constexpr std::array kSignals = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 constexpr int kMostWaitMs = 1500;
 constexpr std::chrono::milliseconds kStacksWait{800};
-constexpr std::chrono::milliseconds kFramesWait{600};  // in all, less than kMostWaitMs
+constexpr std::chrono::milliseconds kFramesWait{500};  // in all, less than kMostWaitMs
 constexpr size_t kStackBytes = 64u << 10;  // of the main thread's handler, if its own is full
 
 // Lives until the process is gone: a handler may run at any time.

@@ -1,6 +1,7 @@
 #include "hang_detect/verdict/crash.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cinttypes>
 #include <csignal>
@@ -66,6 +67,9 @@ bool isKilledByKernel(const RankEvidence& rank) {
          (signal == SIGKILL || (signal == 0 && rank.ending.empty()));
 }
 
+constexpr std::array<std::string_view, 6> kEndsProcesses = {
+    "/libc.so", "/libc-2.", "/libpthread", "/libstdc++.so", "/libc++abi", "/libgcc_s.so"};
+
 // The frame to report: the user's own code where there is some.
 std::optional<StackFrame> frameOf(const Uncaught& end) {
   return end.frames.empty() ? std::nullopt : std::optional(ownFrame(end.stack()));
@@ -86,14 +90,15 @@ const ThreadStack* stackOf(const FatalSignal& fault) {
   return found == threads.end() ? nullptr : &*found;
 }
 
-// The newest native frame outside of the C library, by way of which a process aborts itself.
+// The newest native frame outside of the libraries by way of which a process aborts itself.
 const FaultFrame* nativeFrameOf(const FatalSignal& fault) {
   const FaultFrame* newest = nullptr;
   for (const FaultFrame& frame : fault.frames) {
     if (frame.isNative()) {
       newest = newest == nullptr ? &frame : newest;
-      if (frame.object.find("/libc.so") == frame.object.npos &&
-          frame.object.find("/libc-2.") == frame.object.npos) {
+      if (std::ranges::none_of(kEndsProcesses, [&](std::string_view name) {
+            return frame.object.find(name) != frame.object.npos;
+          })) {
         return &frame;
       }
     }

@@ -175,6 +175,16 @@ std::vector<CommitLedger::Action> CommitLedger::vaultHolds(
   return actions;
 }
 
+bool CommitLedger::isDecided(const CommitKey& key) const {
+  for (const auto& known : incarnations_) {
+    if (known.id == key.incarnation) {
+      const auto ballots = known.steps.find(key.step);
+      return ballots != known.steps.end() && ballots->second.outcome.has_value();
+    }
+  }
+  return false;
+}
+
 std::vector<CommitLedger::Vote> CommitLedger::takeBack(uint64_t incarnation,
                                                        const std::set<int>& ranks) {
   std::vector<Vote> taken;

@@ -91,6 +91,8 @@ class CommitLedger {
   // The sealed slots of a vault that this agent received: votes that an earlier agent may have had.
   std::vector<Action> vaultHolds(int rank, const std::vector<std::pair<CommitKey, Held>>& sealed);
 
+  // Whether the step has its outcome.
+  bool isDecided(const CommitKey& key) const;
   // Takes back the votes of these ranks that nothing depends on yet: they sealed, and neither the
   // node has voted nor the step an outcome. The caller passes them to vote() again later.
   struct Vote {

@@ -193,3 +193,23 @@ def test_votes_that_came_before_their_copies_were_asked_for_wait_and_the_termina
         assert told(first, protocol.OUTCOME)["yes"]
         second.vote(3, INCARNATION, False)
         assert told(first, protocol.NODE_VOTE)["step"] == 3, "nothing was said of an end of the warning"
+
+
+def test_a_vote_for_a_step_that_was_aborted_already_waits_for_no_copy(
+    make: Callable[..., Node],  # noqa: F811
+) -> None:
+    """A rank may seal a step after another one has dropped it and the job has aborted it."""
+    node = make()
+    fields = {"local_world": 2, "world": 4}
+    keep = {"key": "ab" * 32, "address": "127.0.0.1", "port": 0, "tls": 0, "sources": [], "copied": [0]}
+    with node.rank(0, **fields) as first, node.rank(1, **fields) as second:
+        first.send(protocol.MESH_KEEP, keep | {"on_demand": 0, "room": 0, "rate": 0})
+        second.vote(1, INCARNATION, False)
+        assert told(first, protocol.NODE_VOTE)["step"] == 1
+        first.send(protocol.JOB_OUTCOME, protocol.BALLOT.pack(1, INCARNATION, 0, 0, 0, 0, 0))
+        assert not told(first, protocol.OUTCOME)["yes"]
+        first.vote(1, INCARNATION, True)
+        answer = told(first, protocol.OUTCOME)
+        assert (answer["step"], answer["yes"]) == (1, 0)
+        first.vote(2, INCARNATION, False)
+        assert told(first, protocol.NODE_VOTE)["step"] == 2, "no vote waits behind it"

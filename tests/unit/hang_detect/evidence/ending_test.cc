@@ -80,7 +80,7 @@ constexpr const char* kRead = R"({"native": {"threads": [
         {"kind": "native", "function": "", "object": "/usr/lib/libc.so.6", "offset": "0x7"},
         {"kind": "native", "function": "crash_here", "object": "/home/u/ext.so", "offset": "0x1f"},
         4,
-        {"kind": "native", "function": "", "object": "/home/u/ext.so", "offset": "0x2f"},
+        {"kind": "native", "function": "", "object": "/site/reft/lib/libreft.so", "offset": "0x2f"},
         {"kind": "python", "function": "step", "file": "/home/u/train.py", "line": 3}]}]}})";
 
 TEST(Ending, NativeFramesBeginBehindTheHandler) {
@@ -90,7 +90,7 @@ TEST(Ending, NativeFramesBeginBehindTheHandler) {
   ASSERT_TRUE(ending.fault);
   addNativeFrames(*ending.fault, kRead);
   EXPECT_EQ(framesText(*ending.fault),
-            "  crash_here (ext.so+0x1f)\n  ext.so+0x2f\n  train.py:3 step\n");
+            "  crash_here (ext.so+0x1f)\n  libreft.so+0x2f\n  train.py:3 step\n");
   // The rank says it again, with its stacks: the frames stay. Another fault has its own.
   addLastWords(ending, R"({"kind": "signal", "signal": 11, "tid": 7, "at_ns": 4})");
   EXPECT_EQ(ending.fault->frames.size(), 3U);

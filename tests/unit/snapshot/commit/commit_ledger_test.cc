@@ -153,6 +153,18 @@ TEST(CommitLedger, SeveralNodesWaitForTheOutcomeOfTheJob) {
   EXPECT_FALSE(actions[0].yes);
 }
 
+TEST(CommitLedger, AStepIsDecidedOnceItHasItsOutcome) {
+  CommitLedger ledger;
+  ledger.expect(kInc, 2, true);
+  EXPECT_FALSE(ledger.isDecided({5, kInc}));
+  ledger.vote(0, {5, kInc}, {false, 0});
+  EXPECT_FALSE(ledger.isDecided({5, kInc})) << "the node has voted, and the job has not decided";
+  ledger.jobOutcome({5, kInc}, {false, 0});
+  EXPECT_TRUE(ledger.isDecided({5, kInc}));
+  EXPECT_FALSE(ledger.isDecided({5, kInc + 1}));
+  EXPECT_FALSE(ledger.isDecided({6, kInc}));
+}
+
 TEST(CommitLedger, TakesBackVotesThatNothingDependsOnYet) {
   CommitLedger ledger;
   ledger.expect(kInc, 2, true);
