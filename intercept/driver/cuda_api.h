@@ -70,6 +70,8 @@ constexpr int kCaptureModeRelaxed = 2;  // CUstreamCaptureMode
      void** arguments, void** extra))                                                              \
   X(memcpyDtoHAsync, "cuMemcpyDtoHAsync_v2",                                                       \
     (void* to, cuda::Pointer from, size_t bytes, cuda::Stream stream))                             \
+  X(memcpyDtoDAsync, "cuMemcpyDtoDAsync_v2",                                                       \
+    (cuda::Pointer to, cuda::Pointer from, size_t bytes, cuda::Stream stream))                     \
   X(memcpyHtoDAsync, "cuMemcpyHtoDAsync_v2",                                                       \
     (cuda::Pointer to, const void* from, size_t bytes, cuda::Stream stream))                       \
   X(streamCreate, "cuStreamCreateWithPriority",                                                    \

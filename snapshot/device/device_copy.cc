@@ -75,7 +75,7 @@ DeviceCopy::~DeviceCopy() {
     if (one != nullptr) {
       {
         const Context context(api_, one->context);
-        one->sum.reset();
+        DeviceXor::giveBack(std::move(one->sum));
         api_.eventDestroy(one->event);
         api_.streamDestroy(one->stream);
       }
@@ -244,14 +244,23 @@ bool DeviceCopy::clearSum(int index, size_t bytes) {
   return ok(on->sum->clear(bytes, on->stream), "cuMemsetD8Async");
 }
 
-bool DeviceCopy::addToSum(int index, size_t at, const void* from, size_t bytes) {
+bool DeviceCopy::putIntoCell(int index, size_t at, const void* from, size_t bytes) {
   Device* const on = usable() ? device(index) : nullptr;
   if (on == nullptr || on->sum == nullptr) {
     return false;
   }
   const Context context(api_, on->context);
-  return ok(on->sum->add(at, reinterpret_cast<cuda::Pointer>(from), bytes, on->stream),
-            "cuLaunchKernel");
+  return ok(on->sum->put(at, reinterpret_cast<cuda::Pointer>(from), bytes, on->stream),
+            "cuMemcpyDtoDAsync");
+}
+
+bool DeviceCopy::addCell(int index, size_t at, size_t bytes) {
+  Device* const on = usable() ? device(index) : nullptr;
+  if (on == nullptr || on->sum == nullptr) {
+    return false;
+  }
+  const Context context(api_, on->context);
+  return ok(on->sum->add(at, bytes, on->stream), "cuLaunchKernel");
 }
 
 bool DeviceCopy::takeSum(int index, std::byte* to, size_t bytes) {

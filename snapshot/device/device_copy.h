@@ -65,10 +65,12 @@ class DeviceCopy {
   // before the first of them. False: DeviceXor::hindrance() says why.
   bool prepareSum(int device);
   bool hasSum(int device) const;
-  // The first `bytes` of the sum become zeros; bytes of the device are added to it, `at` bytes into
-  // it; and it is copied, into pinned memory. All in the order of the copies.
+  // The first `bytes` of the sum become zeros; bytes of the device become those of a cell, `at`
+  // bytes into it; those of the cell are added to the sum; and it is copied, into pinned memory.
+  // All in the order of the copies.
   bool clearSum(int device, size_t bytes);
-  bool addToSum(int device, size_t at, const void* from, size_t bytes);
+  bool putIntoCell(int device, size_t at, const void* from, size_t bytes);
+  bool addCell(int device, size_t at, size_t bytes);
   bool takeSum(int device, std::byte* to, size_t bytes);
   // Copies enqueued from now on wait, on the device, for `event`.
   bool after(int device, cuda::Event event);

@@ -83,9 +83,11 @@ bool DeviceTracker::prepareSum(int device) {
 }
 
 bool DeviceTracker::hasSums(std::span<const int> devices) const {
-  return std::ranges::all_of(devices, [&](int device) {
-    return device < 0 || (copy_ != nullptr && copy_->hasSum(device));
-  });
+  const int device = devices.empty() ? -1 : *std::ranges::max_element(devices);
+  return device < 0 ||
+         (copy_ != nullptr && copy_->hasSum(device) && std::ranges::all_of(devices, [&](int one) {
+            return one < 0 || one == device;  // a sum is of one device
+          }));
 }
 
 DeviceTracker::Begun DeviceTracker::begin(std::span<const DeviceStream> streams) {

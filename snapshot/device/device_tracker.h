@@ -66,7 +66,7 @@ class DeviceTracker {
   // Makes parities of a device's memory possible. False: DeviceXor::hindrance() says why, or the
   // device has failed.
   bool prepareSum(int device);
-  // Whether they are possible on all of the devices, as in CaptureInput.
+  // Whether they are possible of state on these devices, as in CaptureInput.
   bool hasSums(std::span<const int> devices) const;
   // Whether the copies of `step` can be ordered by placement().
   bool follows(int64_t step) const { return marked_step_ == step; }

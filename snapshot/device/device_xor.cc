@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -18,28 +19,44 @@ constexpr unsigned kThreads = 256;      // of a block
 constexpr unsigned kMostBlocks = 1024;  // a thread goes on to the next place until all are done
 constexpr size_t kLine = 16;            // bytes that one thread adds at a time, if all is aligned
 
-// Whether the kernel can be had, by table of functions and device: each was tried once.
-class Tried {
+// By table of functions and device: whether the kernel can be had, which is tried once, and what
+// nobody uses now.
+class Known {
  public:
   using Key = std::pair<const CudaApi*, int>;
-  const std::string* find(const Key& key) EXCLUDES(mutex_) {
+  std::optional<std::string> why(const Key& key) EXCLUDES(mutex_) {
     const MutexLock lock(mutex_);
     const auto at = why_.find(key);
-    return at == why_.end() ? nullptr : &at->second;  // never erased
+    return at == why_.end() ? std::nullopt : std::optional(at->second);
   }
   void note(const Key& key, const std::string& why) EXCLUDES(mutex_) {
     const MutexLock lock(mutex_);
     std::string& noted = why_[key];
     noted = noted.empty() ? why : noted;
   }
+  std::unique_ptr<DeviceXor> take(const Key& key) EXCLUDES(mutex_) {
+    const MutexLock lock(mutex_);
+    auto& unused = unused_[key];
+    if (unused.empty()) {
+      return nullptr;
+    }
+    std::unique_ptr<DeviceXor> one = std::move(unused.back());
+    unused.pop_back();
+    return one;
+  }
+  void give(const Key& key, std::unique_ptr<DeviceXor> one) EXCLUDES(mutex_) {
+    const MutexLock lock(mutex_);
+    unused_[key].push_back(std::move(one));
+  }
 
  private:
   Mutex mutex_;
   std::map<Key, std::string> why_ GUARDED_BY(mutex_);
+  std::map<Key, std::vector<std::unique_ptr<DeviceXor>>> unused_ GUARDED_BY(mutex_);
 };
 
-Tried& tried() {
-  static auto* const one = new Tried;
+Known& known() {
+  static auto* const one = new Known;
   return *one;
 }
 
@@ -145,39 +162,51 @@ std::string DeviceXor::hindrance(const CudaApi& api, std::span<const int> device
   if (!api.available()) {
     return api.why;
   }
-  const Tried::Key key{&api, device};
-  if (tried().find(key) == nullptr) {
-    cuda::Context context = nullptr;
-    cuda::Context before = nullptr;
-    int mode = cuda::kCaptureModeRelaxed;  // a capture of another thread goes on
-    if (const cuda::Result result = api.devicePrimaryCtxRetain(&context, device);
-        result != cuda::kSuccess) {
-      tried().note(key, "cuDevicePrimaryCtxRetain: " + api.describe(result));
-    } else {
-      api.ctxGetCurrent(&before);
-      api.ctxSetCurrent(context);
-      api.threadExchangeCaptureMode(&mode);
-      on(api, device).reset();
-      api.threadExchangeCaptureMode(&mode);
-      api.ctxSetCurrent(before);
-      api.devicePrimaryCtxRelease(device);
-    }
+  const Known::Key key{&api, device};
+  if (const auto why = known().why(key)) {
+    return *why;
   }
-  return *tried().find(key);
+  cuda::Context context = nullptr;
+  cuda::Context before = nullptr;
+  int mode = cuda::kCaptureModeRelaxed;  // a capture of another thread goes on
+  if (const cuda::Result result = api.devicePrimaryCtxRetain(&context, device);
+      result != cuda::kSuccess) {
+    known().note(key, "cuDevicePrimaryCtxRetain: " + api.describe(result));
+  } else {
+    api.ctxGetCurrent(&before);
+    api.ctxSetCurrent(context);
+    api.threadExchangeCaptureMode(&mode);
+    giveBack(on(api, device));  // the context is retained for good: what was made lies in it
+    api.threadExchangeCaptureMode(&mode);
+    api.ctxSetCurrent(before);
+  }
+  return known().why(key).value_or("");
 }
 
 std::unique_ptr<DeviceXor> DeviceXor::on(const CudaApi& api, int device) {
-  std::unique_ptr<DeviceXor> made(new DeviceXor(api));
+  const Known::Key key{&api, device};
+  if (auto unused = known().take(key)) {
+    return unused;
+  }
+  std::unique_ptr<DeviceXor> made(new DeviceXor(api, device));
   std::string why = made->load();
   if (why.empty()) {
     why = made->tryOut();
   }
   if (!why.empty()) {
+    made->unload();
     why = "CUDA device " + std::to_string(device) + ": " + why;
     made.reset();
   }
-  tried().note({&api, device}, why);
+  known().note(key, why);
   return made;
+}
+
+void DeviceXor::giveBack(std::unique_ptr<DeviceXor> unused) {
+  if (unused != nullptr) {
+    const Known::Key key{&unused->api_, unused->device_};
+    known().give(key, std::move(unused));
+  }
 }
 
 std::string DeviceXor::load() {
@@ -188,51 +217,12 @@ std::string DeviceXor::load() {
   };
   fine(api_.moduleLoadData(&module_, kPtx), "cuModuleLoadData") &&
       fine(api_.moduleGetFunction(&kernel_, module_, "reft_xor"), "cuModuleGetFunction") &&
-      fine(api_.memAlloc(&sum_, kSumBytes), "cuMemAlloc");
+      fine(api_.memAlloc(&sum_, 2 * kSumBytes), "cuMemAlloc");
+  cell_ = sum_ + kSumBytes;
   return why;
 }
 
-// All three ways of the kernel: lines, words, bytes.
-std::string DeviceXor::tryOut() {
-  struct Sum {
-    size_t into, with, bytes;
-  };
-  static constexpr size_t kPart = size_t{64} << 10;
-  static constexpr std::array<Sum, 4> kSums = {{{0, 2 * kPart, kPart},
-                                                {kPart + 4, 3 * kPart, 10'000},
-                                                {kPart + 20'001, 3 * kPart + 3, 1'001},
-                                                {kPart + 32'768, 3 * kPart + 16, 1'007}}};
-  std::vector<std::byte> bytes(4 * kPart), expected, found(2 * kPart);
-  uint64_t random = kGoldenRatio;
-  for (std::byte& byte : bytes) {
-    random = splitmix64(random);
-    byte = static_cast<std::byte>(random);
-  }
-  expected = bytes;
-  cuda::Stream stream = nullptr;
-  cuda::Result result = api_.streamCreate(&stream, cuda::kStreamNonBlocking, 0);
-  const auto also = [&](auto call) { result = result == cuda::kSuccess ? call() : result; };
-  const bool has_stream = result == cuda::kSuccess;
-  also([&] { return api_.memcpyHtoDAsync(sum_, bytes.data(), bytes.size(), stream); });
-  for (const Sum& sum : kSums) {
-    also([&] { return add(sum.into, sum_ + sum.with, sum.bytes, stream); });
-    xorInto(expected.data() + sum.into, expected.data() + sum.with, sum.bytes);
-  }
-  also([&] { return take(found.data(), found.size(), stream); });
-  if (has_stream) {  // also after a failure: what was enqueued uses these buffers
-    const cuda::Result end = api_.streamSynchronize(stream);
-    also([&] { return end; });
-    api_.streamDestroy(stream);
-  }
-  if (result != cuda::kSuccess) {
-    return "XOR of a few bytes: " + api_.describe(result);
-  }
-  return std::equal(found.begin(), found.end(), expected.begin())
-             ? ""
-             : "its XOR of a few bytes differs from the host's";
-}
-
-DeviceXor::~DeviceXor() {
+void DeviceXor::unload() {
   if (sum_ != 0) {
     api_.memFree(sum_);
   }
@@ -241,30 +231,80 @@ DeviceXor::~DeviceXor() {
   }
 }
 
+// All three ways of the kernel: lines, words, bytes; and all that is asked of it later.
+std::string DeviceXor::tryOut() {
+  struct Part {
+    size_t at, bytes;
+  };
+  static constexpr size_t kBytes = size_t{64} << 10;
+  static constexpr std::array<Part, 4> kParts = {
+      {{0, 16'384}, {16'388, 10'000}, {32'769, 1'001}, {40'000, 20'007}}};
+  std::vector<std::byte> bytes(kBytes), sum(kBytes), found(kBytes);
+  uint64_t random = kGoldenRatio;
+  for (std::byte& byte : bytes) {
+    random = splitmix64(random);
+    byte = static_cast<std::byte>(random);
+  }
+  cuda::Stream stream = nullptr;
+  cuda::Result result = api_.streamCreate(&stream, cuda::kStreamNonBlocking, 0);
+  const bool has_stream = result == cuda::kSuccess;
+  const auto also = [&](auto call) { result = result == cuda::kSuccess ? call() : result; };
+  const cuda::Pointer source = cell_ + kBytes;  // where nothing is put
+  also([&] { return clear(kBytes, stream); });
+  also([&] { return api_.memcpyHtoDAsync(source, bytes.data(), kBytes, stream); });
+  for (const size_t shift : {size_t{0}, size_t{7}}) {  // two cells
+    for (const Part& part : kParts) {
+      const size_t from = part.at + shift;
+      also([&] { return put(part.at, source + from, part.bytes, stream); });
+      also([&] { return add(part.at, part.bytes, stream); });
+      xorInto(sum.data() + part.at, bytes.data() + from, part.bytes);
+    }
+  }
+  also([&] { return take(found.data(), kBytes, stream); });
+  if (has_stream) {  // also after a failure: what was enqueued uses these buffers
+    const cuda::Result end = api_.streamSynchronize(stream);
+    also([&] { return end; });
+    api_.streamDestroy(stream);
+  }
+  if (result != cuda::kSuccess) {
+    return "XOR of a few bytes: " + api_.describe(result);
+  }
+  return found == sum ? "" : "its XOR of a few bytes differs from the host's";
+}
+
 cuda::Result DeviceXor::clear(size_t bytes, cuda::Stream stream) {
   return api_.memsetD8Async(sum_, 0, bytes, stream);
 }
 
-cuda::Result DeviceXor::add(size_t at, cuda::Pointer from, size_t bytes, cuda::Stream stream) {
-  const cuda::Pointer into = sum_ + at;
-  const size_t lines = (into | from) % kLine == 0 ? bytes / kLine * kLine : bytes;
-  if (lines != 0) {
-    if (const cuda::Result result = launch(into, from, lines, stream); result != cuda::kSuccess) {
+cuda::Result DeviceXor::put(size_t at, cuda::Pointer from, size_t bytes, cuda::Stream stream) {
+  return api_.memcpyDtoDAsync(cell_ + at, from, bytes, stream);
+}
+
+// Sum and cell have the same alignment at the same place: all but the ends are whole lines.
+cuda::Result DeviceXor::add(size_t at, size_t bytes, cuda::Stream stream) {
+  const size_t end = at + bytes;
+  const size_t lines_begin = std::min(end, (at + kLine - 1) / kLine * kLine);
+  const size_t lines_end = std::max(lines_begin, end / kLine * kLine);
+  for (const auto& [from, to] :
+       {std::pair(at, lines_begin), std::pair(lines_begin, lines_end), std::pair(lines_end, end)}) {
+    if (from == to) {
+      continue;
+    }
+    if (const cuda::Result result = launch(from, to - from, stream); result != cuda::kSuccess) {
       return result;
     }
   }
-  return lines == bytes ? cuda::kSuccess
-                        : launch(into + lines, from + lines, bytes - lines, stream);
+  return cuda::kSuccess;
 }
 
-cuda::Result DeviceXor::launch(cuda::Pointer into, cuda::Pointer with, size_t bytes,
-                               cuda::Stream stream) {
-  const uint64_t mixed = into | with | bytes;
-  const size_t unit = mixed % kLine == 0 ? kLine : mixed % 4 == 0 ? 4 : 1;
-  const size_t places = bytes / unit;
-  const auto blocks =
-      static_cast<unsigned>(std::min<size_t>(kMostBlocks, (places + kThreads - 1) / kThreads));
+cuda::Result DeviceXor::launch(size_t at, size_t bytes, cuda::Stream stream) {
+  cuda::Pointer into = sum_ + at;
+  cuda::Pointer with = cell_ + at;
   uint64_t length = bytes;
+  const uint64_t mixed = into | with | length;
+  const size_t unit = mixed % kLine == 0 ? kLine : mixed % 4 == 0 ? 4 : 1;
+  const auto blocks = static_cast<unsigned>(
+      std::min<size_t>(kMostBlocks, (bytes / unit + kThreads - 1) / kThreads));
   std::array<void*, 3> arguments = {&into, &with, &length};
   return api_.launchKernel(kernel_, blocks, 1, 1, kThreads, 1, 1, 0, stream, arguments.data(),
                            nullptr);

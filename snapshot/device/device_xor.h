@@ -1,13 +1,18 @@
-// The XOR of ranges of a CUDA device's memory, for parities of what lies there: ranges are added to
-// a sum on the device, and what comes out is copied to the host once, as an mth part of the bytes
-// for a set of m members (REFT, "aec").
+// The XOR of cells in a CUDA device's memory, for parities of what lies there: cells are added to a
+// sum on the device, and what comes out is copied to the host once, as one m - 1th of the bytes for
+// a set of m members (REFT, "aec").
 //
 // The kernel is PTX, which the driver compiles when it loads it: reft is built without CUDA's
 // compiler, and runs on devices that are newer than it. What it computes on a device is compared
-// with what the host computes before it is used there.
+// with what the host computes before it is used there. It reads and writes memory of this class
+// alone, into which the bytes of a cell are copied first: a copy from memory that is gone is
+// refused, while a kernel that read it would end all work of the process on the device.
 //
-// Threads: hindrance() any; the rest one at a time, with the device's context current. Errors: none
-// are thrown; the driver's result codes.
+// The memory (8 MiB) is kept for the next user, to the end of the process: to free it would wait
+// for all work of the device.
+//
+// Threads: hindrance(), on() and giveBack() any; the rest one at a time. The device's context is
+// current, except for hindrance(). Errors: none are thrown; the driver's result codes.
 #pragma once
 
 #include <cstddef>
@@ -30,29 +35,35 @@ class DeviceXor {
 
   // On the device whose context is current; nullptr: hindrance() says why from now on.
   static std::unique_ptr<DeviceXor> on(const CudaApi& api, int device);
-  ~DeviceXor();
+  // Nothing of it is under way.
+  static void giveBack(std::unique_ptr<DeviceXor> unused);
   DeviceXor(const DeviceXor&) = delete;
   DeviceXor& operator=(const DeviceXor&) = delete;
 
-  // All are enqueued on `stream`, the same one for one sum, which is the last that is taken before
-  // the next clear(). `bytes` of the sum become zeros.
+  // All are enqueued on `stream`, the same one for one sum, which is taken before the next clear().
+  // `bytes` of the sum become zeros.
   cuda::Result clear(size_t bytes, cuda::Stream stream);
-  // The sum from `at` on ^= the bytes at `from`.
-  cuda::Result add(size_t at, cuda::Pointer from, size_t bytes, cuda::Stream stream);
+  // The bytes of a cell that lie `at` bytes into it.
+  cuda::Result put(size_t at, cuda::Pointer from, size_t bytes, cuda::Stream stream);
+  // The sum from `at` on ^= what was put there.
+  cuda::Result add(size_t at, size_t bytes, cuda::Stream stream);
   // `to` lies in pinned memory.
   cuda::Result take(std::byte* to, size_t bytes, cuda::Stream stream);
 
  private:
-  explicit DeviceXor(const CudaApi& api) : api_(api) {}
+  DeviceXor(const CudaApi& api, int device) : api_(api), device_(device) {}
   std::string load();
   // What is wrong with sums of a few bytes; empty: nothing.
   std::string tryOut();
-  cuda::Result launch(cuda::Pointer into, cuda::Pointer with, size_t bytes, cuda::Stream stream);
+  void unload();
+  cuda::Result launch(size_t at, size_t bytes, cuda::Stream stream);
 
   const CudaApi& api_;
+  const int device_;
   cuda::Module module_ = nullptr;
   cuda::Function kernel_ = nullptr;
   cuda::Pointer sum_ = 0;
+  cuda::Pointer cell_ = 0;  // behind the sum
 };
 
 }  // namespace reft

@@ -250,8 +250,15 @@ bool DeviceCopier::fetchSum(Fetched& fetched, const ParityCells& cells, uint32_t
   const uint64_t chunk_begin = fetched.chunk * job_.plan->table.chunk_bytes;
   int device = -1;  // all of the state is on one (snapshot/device/device_xor.h)
   bool fine = true;
+  uint64_t put_begin = 0, put_end = 0;  // of a cell's bytes, those that are to be added
+  const auto addPut = [&] {
+    if (put_begin != put_end) {
+      use(fetched, device);
+      fine = fine && copy_.addCell(device, put_begin, put_end - put_begin);
+    }
+  };
   cells.eachUnder(own, begin, end, [&](const std::vector<ShardRange>& ranges) {
-    uint64_t into = 0;
+    uint64_t into = put_begin = put_end = 0;
     for (const ShardRange& range : ranges) {
       const std::byte* const from = job_.addresses[range.region] + range.begin;
       const uint64_t bytes = range.end - range.begin;
@@ -261,18 +268,26 @@ bool DeviceCopier::fetchSum(Fetched& fetched, const ParityCells& cells, uint32_t
           use(fetched, device);
           fine = fine && copy_.clearSum(device, end - begin);
         }
+        if (put_end != into) {
+          addPut();
+          put_begin = into;
+        }
         use(fetched, device);
-        fine = fine && copy_.addToSum(device, into, from, bytes);
+        fine = fine && copy_.putIntoCell(device, into, from, bytes);
+        put_end = into + bytes;
       } else if (fine) {
-        fetched.host_sum.resize(job_.plan->chunkBytes(fetched.chunk));
+        std::vector<std::byte>& part =
+            fetched.host_parts.emplace_back(at - chunk_begin + into, std::vector<std::byte>(bytes))
+                .second;
         fetched.host_bytes += bytes;
-        fine = addFromHost(from, fetched.host_sum.data() + (at - chunk_begin) + into, bytes);
+        fine = fetchFromHost(from, part.data(), bytes);
         if (!fine) {
           job_.verify.lost(range.region);
         }
       }
       into += bytes;
     }
+    addPut();
   });
   std::byte* const to = context_.vault.payload(job_.slot) + at;
   if (device < 0) {
@@ -281,20 +296,6 @@ bool DeviceCopier::fetchSum(Fetched& fetched, const ParityCells& cells, uint32_t
   }
   use(fetched, device);
   return fine && copy_.takeSum(device, to, end - begin);
-}
-
-bool DeviceCopier::addFromHost(const std::byte* from, std::byte* sum, uint64_t bytes) {
-  LiveReader& reader = LiveReader::ofThread();
-  for (uint64_t at = 0; at < bytes;) {
-    const uint64_t part = std::min<uint64_t>(bytes - at, LiveReader::kMostBytes);
-    const std::byte* const copy = reader.read(from + at, part);
-    if (copy == nullptr) {
-      return false;
-    }
-    xorInto(sum + at, copy, part);
-    at += part;
-  }
-  return true;
 }
 
 // Lands a chunk that was fetched already, else fetches one. A few are fetched ahead, so that the
@@ -480,7 +481,9 @@ uint64_t DeviceCopier::land(const Fetched& fetched) {
     thread_local ChunkHasher hasher;
     std::byte* const chunk =
         context_.vault.payload(job_.slot) + fetched.chunk * job_.plan->table.chunk_bytes;
-    xorInto(chunk, fetched.host_sum.data(), fetched.host_sum.size());
+    for (const auto& [at, part] : fetched.host_parts) {
+      xorInto(chunk + at, part.data(), part.size());
+    }
     hasher.reset();
     hasher.hash(chunk, bytes);
     context_.vault.chunkHashes(job_.slot)[fetched.chunk] = hasher.digest();

@@ -3,7 +3,7 @@
 // A chunk is copied in two parts: it is fetched (its copies are enqueued on the copy stream, bytes
 // on the host are copied at once) and it lands (its copies have ended, and its bytes are hashed).
 // For a chunk of a parity, the device adds up what the cells under it have there; what they have on
-// the host is added up here, and joins it when the chunk lands.
+// the host is read at the same time, and added when the chunk lands.
 // The gate holds the streams that train, not the host: a chunk is taken and fetched under one lock,
 // so all that was fetched before the gate is in the copy streams, and work behind the gate cannot
 // overtake it.
@@ -59,9 +59,10 @@ class DeviceCopier final : public Copier {
     Tier tier = Tier::kAtOnce;
     int64_t begin_ns = 0;
     bool extras = false;
-    size_t calls = 0;                         // of the driver, that enqueued copies
-    uint64_t host_bytes = 0;                  // copied at once
-    std::vector<std::byte> host_sum;          // of a parity's chunk, of its bytes on the host
+    size_t calls = 0;         // of the driver, that enqueued copies
+    uint64_t host_bytes = 0;  // copied at once
+    // Of a parity's chunk: what cells have on the host, with where it is added in the chunk.
+    std::vector<std::pair<uint64_t, std::vector<std::byte>>> host_parts;
     std::vector<DeviceCopy::Ticket> tickets;  // when they have landed, so has the chunk
   };
 
@@ -78,8 +79,6 @@ class DeviceCopier final : public Copier {
   // Of the cells under [begin, end) of this member's parity, which is `at` bytes into the payload.
   bool fetchSum(Fetched& fetched, const ParityCells& cells, uint32_t own, uint64_t begin,
                 uint64_t end, uint64_t at) REQUIRES(mutex_);
-  // Adds bytes on the host to `sum`. False: not all of it is there.
-  static bool addFromHost(const std::byte* from, std::byte* sum, uint64_t bytes);
   // `fetched` has work on the device.
   static void use(Fetched& fetched, int device);
   // False: all chunks are fetched.

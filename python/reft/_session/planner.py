@@ -178,7 +178,6 @@ class Planner:
         asks: whether the votes ask all ranks to plan together.
         """
         self._check_memory(state)
-        self._warn_of_devices(state)
         self._warn_of_recomputation()
         used = {region.ranks for region in state.regions}
         groups = [(gid, ranks) for gid, ranks in self._groups if ranks in used]
@@ -192,6 +191,7 @@ class Planner:
             asks,
             [(name, *split) for name, split in state.splits.items()],
         )
+        self._warn_of_devices(state)  # the table has tried it
         self.state = state
         shared = sum(1 for region in state.regions if region.ranks)
         _voice.debug(
@@ -345,11 +345,11 @@ class Planner:
         return per_rank
 
     def _warn_of_devices(self, state: discovery.State) -> None:
-        """Says if this rank stores less than the setting asks for: the others cannot know. One of
-        a node does; rank 0 says more (`announcer`)."""
+        """Says if this rank stores less than the setting asks for: the others cannot know. Rank 0
+        says more (`announcer`)."""
         setting = self._env["snapshot_protection"]
         protection = placement(setting)
-        if is_copied(setting) or self._job.rank == 0 or self._job.local_rank != 0:
+        if is_copied(setting) or self._job.rank == 0:
             return
         if why := node_loss.parity_hindrance(state, protection):
             _voice.warn_once(

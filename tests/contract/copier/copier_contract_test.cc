@@ -483,6 +483,30 @@ TEST_P(CopierContract, AParityIsTheXorOfTheOthersCellsAtThePoint) {
   }
 }
 
+// A copy from memory that is gone is refused; a kernel that read it would end all work there.
+TEST_P(CopierContract, MemoryThatIsGoneUnderAParityEndsTheSnapshotAndNotTheDevice) {
+  if (!onDevice()) {
+    return;  // memory of the host that is gone: tests of LiveReader
+  }
+  state({{40'000, false, 0}, {40'000, false, 0}}, {{"g", {0, 1}, {{0, 1}}}}, {{0, 2}});
+  ASSERT_FALSE(plan_->table.parities.empty());
+  ASSERT_TRUE(tracker_->prepareSum(0));
+  writeAll(1);
+  capture(1);
+  for (size_t i = 0; i < regions_.size(); ++i) {
+    ok(fake_.memFree(reinterpret_cast<cuda::Pointer>(addresses_[i])));
+    devices_[i] = -1;  // nothing is left to free
+  }
+  gate();
+  job_->copier->copyRest();
+  EXPECT_TRUE(job_->failed());
+  cuda::Pointer other = 0;
+  ok(fake_.memAlloc(&other, 64));
+  ok(fake_.memsetD8(other, 1, 64, streams_[0].stream));
+  ok(fake_.api.streamSynchronize(streams_[0].stream));
+  ok(fake_.memFree(other));
+}
+
 TEST_P(CopierContract, AStateWithoutBytesHasNothingToCopy) {
   state({});
   capture(1);

@@ -305,6 +305,17 @@ API int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* 
   }
   return machine().copy({reinterpret_cast<void*>(to), from, bytes}, stream, /*blocking=*/false);
 }
+API int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream) {
+  ENTER();
+  for (const uint64_t address : {to, from}) {
+    const auto range = machine().memory().find(reinterpret_cast<void*>(address));
+    if (!range || range->kind != MemoryKind::kDevice) {
+      return kInvalidValue;
+    }
+  }
+  return machine().copy({reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes}, stream,
+                        /*blocking=*/false);
+}
 API int cuMemsetD32Async(uint64_t to, unsigned value, size_t count, void* stream) {
   ENTER();
   return machine().fill(reinterpret_cast<void*>(to), value, sizeof(value), count, stream,
