@@ -7,6 +7,7 @@ found again later is what they are for.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -58,11 +59,18 @@ def report_of(job: TrainJob) -> set[Path]:
     return files | {node.parent, node, node / "agent.log", node / "verdicts"} if files else set()
 
 
+def below(folder: Path) -> set[Path]:
+    """What is in a folder that others delete meanwhile."""
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            return set(folder.rglob("*"))
+
+
 def leftovers(job: TrainJob, vaults: Path | None, clean: bool) -> list[str]:
     found = [f"agent {pid}" for pid in job.agents]
     found += [f"rank {pid}: {command_of(pid)}" for pid in rank_pids(job.job)]
     found += [f"memfd in process {pid}" for pid in vault_holders(job.job)]
-    found += [str(path) for path in set(job.run.rglob("*")) - report_of(job)]
+    found += [str(path) for path in below(job.run) - report_of(job)]
     kept = (
         set()
         if clean or not vaults
@@ -105,10 +113,18 @@ def test_nothing_remains(folder: Path, ending: str, files: bool) -> None:
         while leftovers(job, vaults, clean) and time.monotonic() < end:
             time.sleep(0.05)
         assert leftovers(job, vaults, clean) == []
-        crashed = ending in ("crash", "kill9_all")
-        assert sorted({path.suffix for path in report_of(job)}) == (
-            ["", ".json", ".log", ".txt"] if crashed else []
-        )
+        if ending in ("ctrl_c", "sigterm"):
+            # On a busy machine a rank may fail of its peer's end before its own signal comes: that
+            # is a crash. There is no report where all ranks got it.
+            for path in report_of(job):
+                if path.suffix == ".json":
+                    report = json.loads(path.read_text())
+                    assert not report["outside"] and report["victims"], report["screen"]
+        else:
+            crashed = ending in ("crash", "kill9_all")
+            assert sorted({path.suffix for path in report_of(job)}) == (
+                ["", ".json", ".log", ".txt"] if crashed else []
+            )
     finally:
         kill_all(rank_pids(job.job) + job.agents)
 

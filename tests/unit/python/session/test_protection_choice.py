@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from reft import _C
 from reft._link.job_identity import Layout
 from reft._link.trusted_store import ROUND, TrustedStore
 from reft._session import protection_choice
@@ -24,14 +25,13 @@ ALL = (0, 1, 2, 3)
 
 def facts(
     ranks: tuple[int, ...] = ALL,
-    device: str = "cpu",
     is_sharded: bool = False,
     not_recomputed: str = "",
     no_copies: str = "",
     short: tuple[str, ...] = (),
 ) -> Facts:
     """Of a rank whose only tensor is shared by `ranks`. `short`: what has no memory."""
-    state = State(regions=[Region("o0.p0", torch.zeros(4, device=device), ranks)])
+    state = State(regions=[Region("o0.p0", torch.zeros(4), ranks)])
     return Facts(
         state,
         is_sharded,
@@ -65,7 +65,6 @@ def choose(
     [
         (facts(), "aec"),
         (facts(short=("aec",)), "arc"),
-        (facts(device="meta"), "arc"),  # parities are of host memory
         (facts(ranks=()), "peer"),  # no replica
         (facts(ranks=(0, 1)), "arc"),  # a parity of one other rank saves nothing
         (facts(is_sharded=True), "aor"),
@@ -76,6 +75,11 @@ def choose(
 )
 def test_what_is_chosen_follows_from_the_state(rank: Facts, chosen: str) -> None:
     assert [one.chosen for one in choose([rank] * 4)] == [chosen] * 4
+
+
+def test_parities_are_not_chosen_where_a_device_cannot_make_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_C, "parity_hindrance", lambda devices: "no compiler")
+    assert [one.chosen for one in choose([facts()] * 4)] == ["arc"] * 4
 
 
 def test_what_one_rank_cannot_do_none_does(capsys: pytest.CaptureFixture[str]) -> None:
