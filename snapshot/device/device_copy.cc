@@ -235,41 +235,35 @@ bool DeviceCopy::hasSum(int index) const {
   return found != nullptr && found->sum != nullptr;
 }
 
-bool DeviceCopy::clearSum(int index, size_t bytes) {
+template <typename Fn>
+bool DeviceCopy::withSum(int index, const char* call, Fn fn) {
   Device* const on = usable() ? device(index) : nullptr;
   if (on == nullptr || on->sum == nullptr) {
     return false;
   }
   const Context context(api_, on->context);
-  return ok(on->sum->clear(bytes, on->stream), "cuMemsetD8Async");
+  return ok(fn(*on->sum, on->stream), call);
+}
+
+bool DeviceCopy::clearSum(int index, size_t bytes) {
+  return withSum(index, "cuMemsetD8Async",
+                 [&](DeviceXor& sum, cuda::Stream stream) { return sum.clear(bytes, stream); });
 }
 
 bool DeviceCopy::putIntoCell(int index, size_t at, const void* from, size_t bytes) {
-  Device* const on = usable() ? device(index) : nullptr;
-  if (on == nullptr || on->sum == nullptr) {
-    return false;
-  }
-  const Context context(api_, on->context);
-  return ok(on->sum->put(at, reinterpret_cast<cuda::Pointer>(from), bytes, on->stream),
-            "cuMemcpyDtoDAsync");
+  return withSum(index, "cuMemcpyDtoDAsync", [&](DeviceXor& sum, cuda::Stream stream) {
+    return sum.put(at, reinterpret_cast<cuda::Pointer>(from), bytes, stream);
+  });
 }
 
 bool DeviceCopy::addCell(int index, size_t at, size_t bytes) {
-  Device* const on = usable() ? device(index) : nullptr;
-  if (on == nullptr || on->sum == nullptr) {
-    return false;
-  }
-  const Context context(api_, on->context);
-  return ok(on->sum->add(at, bytes, on->stream), "cuLaunchKernel");
+  return withSum(index, "cuLaunchKernel",
+                 [&](DeviceXor& sum, cuda::Stream stream) { return sum.add(at, bytes, stream); });
 }
 
 bool DeviceCopy::takeSum(int index, std::byte* to, size_t bytes) {
-  Device* const on = usable() ? device(index) : nullptr;
-  if (on == nullptr || on->sum == nullptr) {
-    return false;
-  }
-  const Context context(api_, on->context);
-  return ok(on->sum->take(to, bytes, on->stream), "cuMemcpyDtoHAsync");
+  return withSum(index, "cuMemcpyDtoHAsync",
+                 [&](DeviceXor& sum, cuda::Stream stream) { return sum.take(to, bytes, stream); });
 }
 
 bool DeviceCopy::after(int index, cuda::Event event) {

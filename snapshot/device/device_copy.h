@@ -110,6 +110,9 @@ class DeviceCopy {
   static constexpr int kMaxDevices = 64;
   Device* device(int index);  // made at its first use; nullptr if it cannot be had
   bool ok(cuda::Result result, const char* call);
+  // Calls fn(sum, stream) on a device that has a sum, in its context.
+  template <typename Fn>
+  bool withSum(int device, const char* call, Fn fn);
   cuda::Context anyContext() const;
 
   const CudaApi& api_;

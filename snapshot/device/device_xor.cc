@@ -176,9 +176,10 @@ std::string DeviceXor::hindrance(const CudaApi& api, std::span<const int> device
     api.ctxGetCurrent(&before);
     api.ctxSetCurrent(context);
     api.threadExchangeCaptureMode(&mode);
-    giveBack(on(api, device));  // the context is retained for good: what was made lies in it
+    giveBack(on(api, device));
     api.threadExchangeCaptureMode(&mode);
     api.ctxSetCurrent(before);
+    api.devicePrimaryCtxRelease(device);
   }
   return known().why(key).value_or("");
 }
@@ -192,6 +193,10 @@ std::unique_ptr<DeviceXor> DeviceXor::on(const CudaApi& api, int device) {
   std::string why = made->load();
   if (why.empty()) {
     why = made->tryOut();
+  }
+  cuda::Context context = nullptr;
+  if (why.empty() && api.devicePrimaryCtxRetain(&context, device) != cuda::kSuccess) {
+    why = "its context cannot be kept";  // for good: what was made lies in it
   }
   if (!why.empty()) {
     made->unload();
