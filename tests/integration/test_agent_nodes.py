@@ -162,37 +162,39 @@ def test_a_request_that_is_none_ends_the_connection(make: Callable[..., Node], m
         assert carrier.until(protocol.ERROR)["what"]
 
 
-def told(connection: protocol.AgentConnection, wanted: int) -> dict[str, Any]:
+HALF = {"local_world": 2, "world": 4}  # of a job on two nodes
+KEEP = {"key": "ab" * 32, "address": "127.0.0.1", "port": 0, "tls": 0, "sources": [], "on_demand": 0, "room": 0, "rate": 0}  # fmt: skip
+
+
+def next_of(connection: protocol.AgentConnection, wanted: int) -> dict[str, Any]:
     """The next message of a rank, of that kind."""
     kind, message, _ = connection.receive()
     assert kind == wanted, (kind, message)
     return message
 
 
-def test_votes_that_came_before_their_copies_were_asked_for_wait_and_the_terminal_is_told(
+def test_votes_that_came_before_their_copies_were_asked_for_wait_and_the_terminal_says_so(
     make: Callable[..., Node],  # noqa: F811
 ) -> None:
     """No node takes copies. The first rank of a node asks for them, and others may have voted by then."""
     node = make()
-    fields = {"local_world": 2, "world": 4}
-    keep = {"key": "ab" * 32, "address": "127.0.0.1", "port": 0, "tls": 0, "sources": [], "copied": [1]}
-    with node.rank(0, **fields) as first, node.rank(1, **fields) as second:
+    with node.rank(0, **HALF) as first, node.rank(1, **HALF) as second:
         second.vote(1, INCARNATION, True)
         node.settle()
-        first.send(protocol.MESH_KEEP, keep | {"on_demand": 0, "room": 0, "rate": 0})
+        first.send(protocol.MESH_KEEP, KEEP | {"copied": [1]})
         first.vote(1, INCARNATION, True)
         assert first.request(protocol.STATUS_REQUEST)[0] == protocol.STATUS, "the vote of rank 1 waits"
         second.vote(2, INCARNATION, True)  # training is a step further
-        text = told(first, protocol.VERDICT)["text"]
+        text = next_of(first, protocol.VERDICT)["text"]
         assert text.startswith("reft: warning: copies of node 0's snapshots are not on another node yet"), text
         node.clock.advance(11)
-        assert told(first, protocol.NODE_VOTE)["step"] == 1
-        text = told(first, protocol.VERDICT)["text"]
+        assert next_of(first, protocol.NODE_VOTE)["step"] == 1
+        text = next_of(first, protocol.VERDICT)["text"]
         assert "copies of node 0's snapshots do not reach another node" in text, text
         first.send(protocol.JOB_OUTCOME, protocol.BALLOT.pack(1, INCARNATION, 0, 0, 1, 0, 0))
-        assert told(first, protocol.OUTCOME)["yes"]
+        assert next_of(first, protocol.OUTCOME)["yes"]
         second.vote(3, INCARNATION, False)
-        assert told(first, protocol.NODE_VOTE)["step"] == 3, "nothing was said of an end of the warning"
+        assert next_of(first, protocol.NODE_VOTE)["step"] == 3, "nothing was said of an end of the warning"
 
 
 def test_a_vote_for_a_step_that_was_aborted_already_waits_for_no_copy(
@@ -200,16 +202,14 @@ def test_a_vote_for_a_step_that_was_aborted_already_waits_for_no_copy(
 ) -> None:
     """A rank may seal a step after another one has dropped it and the job has aborted it."""
     node = make()
-    fields = {"local_world": 2, "world": 4}
-    keep = {"key": "ab" * 32, "address": "127.0.0.1", "port": 0, "tls": 0, "sources": [], "copied": [0]}
-    with node.rank(0, **fields) as first, node.rank(1, **fields) as second:
-        first.send(protocol.MESH_KEEP, keep | {"on_demand": 0, "room": 0, "rate": 0})
+    with node.rank(0, **HALF) as first, node.rank(1, **HALF) as second:
+        first.send(protocol.MESH_KEEP, KEEP | {"copied": [0]})
         second.vote(1, INCARNATION, False)
-        assert told(first, protocol.NODE_VOTE)["step"] == 1
+        assert next_of(first, protocol.NODE_VOTE)["step"] == 1
         first.send(protocol.JOB_OUTCOME, protocol.BALLOT.pack(1, INCARNATION, 0, 0, 0, 0, 0))
-        assert not told(first, protocol.OUTCOME)["yes"]
+        assert not next_of(first, protocol.OUTCOME)["yes"]
         first.vote(1, INCARNATION, True)
-        answer = told(first, protocol.OUTCOME)
+        answer = next_of(first, protocol.OUTCOME)
         assert (answer["step"], answer["yes"]) == (1, 0)
         first.vote(2, INCARNATION, False)
-        assert told(first, protocol.NODE_VOTE)["step"] == 2, "no vote waits behind it"
+        assert next_of(first, protocol.NODE_VOTE)["step"] == 2, "no vote waits behind it"
