@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.launchers import torchrun
+from tests.support.launchers import Forkrun, torchrun
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("reft._C")
@@ -47,12 +48,26 @@ def passed(result: subprocess.CompletedProcess[str], ranks: int = 2) -> None:
         assert f"ok {rank}" in result.stdout, text
 
 
+@pytest.fixture(scope="module")
+def forkrun() -> Iterator[Forkrun]:
+    """Starts ranks as torchrun does; the other tests here use torchrun itself."""
+    launcher = Forkrun()
+    yield launcher
+    launcher.close()
+
+
 @pytest.mark.parametrize(
     "case",
     ["collectives", "average", "messages", "groups", "training", "pipeline", "errors", "futures", "again", "loader"],
 )
-def test_case(case: str, tmp_path: Path) -> None:
-    passed(run(case, tmp_path))
+def test_case(forkrun: Forkrun, case: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    environment = {
+        "REFT_JOB_ID": case, "REFT_RUN_DIR": str(tmp_path / "run"), "REFT_AGENT_LINGER_SEC": "1",
+        "REFT_SNAPSHOT": "0",
+    }  # fmt: skip
+    said = forkrun.run([str(WORKER), case], environment, log, 2, 170)
+    assert "ok 0" in said and "ok 1" in said, said[-9000:]
 
 
 def test_wrong_arguments_raise_what_gloo_raises(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tests.support.shaping import Card, cards, why_no_shaping
 NODES = Path(__file__).resolve().parents[1] / "support" / "checknodes.py"
 WHY_NOT = why_no_shaping()
 in_namespaces = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "there are namespaces")
-slow = pytest.mark.slow
+slow, more = pytest.mark.slow, pytest.mark.more
 
 
 def free_port() -> int:
@@ -76,6 +76,7 @@ def test_healthy_nodes_are_good_in_as_many_rounds_as_planned(tmp_path: Path, nod
 
 
 @slow
+@more
 @in_namespaces
 def test_a_slow_card_of_four_nodes(tmp_path: Path) -> None:
     verdict, _ = check(tmp_path, 4, lambda cards, network: cards[2].slow(40))
@@ -93,6 +94,7 @@ def test_a_slow_card_of_three_nodes_is_told_from_two_slow_links(tmp_path: Path) 
 
 
 @slow
+@more
 @in_namespaces
 def test_two_slow_links_of_three_nodes_are_told_from_a_slow_card(tmp_path: Path) -> None:
     def damage(cards: list[Card], network: Network) -> None:
@@ -105,6 +107,7 @@ def test_two_slow_links_of_three_nodes_are_told_from_a_slow_card(tmp_path: Path)
 
 
 @slow
+@more
 @in_namespaces
 def test_a_lossy_card_of_four_nodes(tmp_path: Path) -> None:
     verdict, _ = check(tmp_path, 4, lambda cards, network: cards[3].lose(0.05))
@@ -163,6 +166,7 @@ def test_a_node_that_dies_in_a_round_and_one_that_never_comes(tmp_path: Path) ->
 
 
 @slow
+@more
 @in_namespaces
 def test_dead_rails_do_not_spoil_the_next_one(tmp_path: Path) -> None:
     with network_of(2, True) as network:

@@ -81,8 +81,22 @@ def leftovers(job: TrainJob, vaults: Path | None, clean: bool) -> list[str]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("files", [False, True], ids=["memory", "files"])
-@pytest.mark.parametrize("ending", ["normal", "crash", "ctrl_c", "sigterm", "kill9_torchrun", "kill9_all"])
+@pytest.mark.parametrize(
+    ("ending", "files"),
+    [
+        ("normal", False),
+        ("normal", True),
+        ("crash", True),
+        ("ctrl_c", False),
+        ("sigterm", False),
+        ("kill9_torchrun", False),
+        ("kill9_all", True),
+        *(
+            pytest.param(*case, marks=pytest.mark.more)
+            for case in [("crash", False), ("ctrl_c", True), ("sigterm", True), ("kill9_torchrun", True), ("kill9_all", False)]
+        ),
+    ],
+)
 def test_nothing_remains(folder: Path, ending: str, files: bool) -> None:
     vaults = folder / "vaults" if files else None
     env = {"REFT_AGENT_LINGER_SEC": str(LINGER_SEC)}

@@ -74,10 +74,17 @@ class Attempts:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("killed_again", [False, True])
+@pytest.mark.parametrize(
+    ("workers", "killed_again"),
+    [
+        (0, False),
+        (2, True),
+        pytest.param(0, True, marks=pytest.mark.more),
+        pytest.param(2, False, marks=pytest.mark.more),
+    ],
+)
 def test_each_item_comes_once_when_ranks_leave_and_come_back(workers: int, killed_again: bool) -> None:
-    with ranks.bench(REFT_JOB_ID="job", REFT_RESUME_VERIFY="always") as bench:
+    with ranks.bench(forked=True, REFT_JOB_ID="job", REFT_RESUME_VERIFY="always") as bench:
         job = Attempts(bench, "--workers", str(workers))
         assert job.start(4, 60, kill="1:9") == 0, job.said
         first = job.start(3, 60, kill="2:13")
@@ -117,7 +124,7 @@ def test_parts_of_a_model_are_dealt_to_more_or_fewer_ranks(
     """FSDP2: each rank has some rows of each tensor, or every second one has the same (HSDP). With
     a width of 5, the last of four ranks has none of some. The state that goes on is that of the
     step."""
-    with ranks.bench(REFT_JOB_ID="job") as bench:
+    with ranks.bench(forked=True, REFT_JOB_ID="job") as bench:
         job = Attempts(bench, *arguments)
         resumed = 0
         last = 5 * len(worlds)
@@ -138,7 +145,7 @@ def test_parts_of_a_model_are_dealt_to_more_or_fewer_ranks(
 @pytest.mark.parametrize(("world", "order"), [(2, "10"), (4, "0213")])
 def test_a_rank_that_has_another_part_of_the_model_now_takes_none(world: int, order: str) -> None:
     """Its parameters have the same names and shapes."""
-    with ranks.bench(REFT_JOB_ID="job") as bench:
+    with ranks.bench(forked=True, REFT_JOB_ID="job") as bench:
         job = Attempts(bench, "--parts", "2")
         assert job.start(4, 60, kill="1:9") == 0, job.said
         job.arguments += ("--order", order)
@@ -149,7 +156,7 @@ def test_a_rank_that_has_another_part_of_the_model_now_takes_none(world: int, or
 
 @pytest.mark.timeout(300)
 def test_parts_of_tensors_in_variables_do_not_follow_the_ranks_and_are_named() -> None:
-    with ranks.bench(REFT_JOB_ID="job") as bench:
+    with ranks.bench(forked=True, REFT_JOB_ID="job") as bench:
         job = Attempts(bench, "--fsdp", "--average", "list")
         assert job.start(3, 60, kill="1:9") == 0, job.said
         assert job.start(2, 12) in (8, 9), job.said
@@ -162,7 +169,7 @@ def test_parts_of_tensors_in_variables_do_not_follow_the_ranks_and_are_named() -
 @pytest.mark.timeout(300)
 def test_a_number_of_ranks_share_that_is_a_descriptors_number_too_follows_the_ranks() -> None:
     """Of 240 items, each of four ranks has 60, and each of three has to get 80."""
-    with ranks.bench(REFT_JOB_ID="job") as bench:
+    with ranks.bench(forked=True, REFT_JOB_ID="job") as bench:
         job = Attempts(bench, "--hold", "60")
         assert job.start(4, 60, kill="1:9") == 0, job.said
         assert job.start(3, 30) in (8, 9), job.said
@@ -173,7 +180,7 @@ def test_a_number_of_ranks_share_that_is_a_descriptors_number_too_follows_the_ra
 
 @pytest.mark.timeout(300)
 def test_items_that_no_sampler_deals_to_the_ranks_are_named() -> None:
-    with ranks.bench(REFT_JOB_ID="job") as bench:
+    with ranks.bench(forked=True, REFT_JOB_ID="job") as bench:
         job = Attempts(bench, "--sampler", "own")
         assert job.start(2, 60, kill="1:9") == 0, job.said
         assert job.start(3, 20) in (8, 9), job.said
@@ -183,7 +190,7 @@ def test_items_that_no_sampler_deals_to_the_ranks_are_named() -> None:
 @pytest.mark.timeout(300)
 def test_a_batch_that_all_ranks_share_is_shared_by_more_or_fewer() -> None:
     """Each rank has the part of it that follows from their number: 12 items of 48 in a step, then 16."""
-    with ranks.bench(REFT_JOB_ID="job") as bench:
+    with ranks.bench(forked=True, REFT_JOB_ID="job") as bench:
         job = Attempts(bench, "--share", "48")
         assert job.start(4, 60, kill="1:7") == 0, job.said
         first = job.start(3, 60, kill="2:9")  # in the second epoch
@@ -197,7 +204,7 @@ def test_a_batch_that_all_ranks_share_is_shared_by_more_or_fewer() -> None:
 
 @pytest.mark.timeout(300)
 def test_one_rank_grows_to_two_and_shrinks_again() -> None:
-    with ranks.bench(REFT_JOB_ID="job") as bench:
+    with ranks.bench(forked=True, REFT_JOB_ID="job") as bench:
         job = Attempts(bench)
         assert job.start(1, 90, kill="0:20") == 0, job.said
         assert job.start(2, 90, kill="0:30") in (19, 20), job.said
@@ -209,7 +216,7 @@ def test_one_rank_grows_to_two_and_shrinks_again() -> None:
 @pytest.mark.timeout(300)
 def test_a_script_that_builds_another_model_keeps_both_lines() -> None:
     """What the ranks cannot take is seen at their first program point only."""
-    with ranks.bench(REFT_JOB_ID="job") as bench:
+    with ranks.bench(forked=True, REFT_JOB_ID="job") as bench:
         job = Attempts(bench, "--wide")
         assert job.start(3, 60, kill="1:9") == 0, job.said
         assert job.start(2, 60, kill="1:12") == 0 and "is not resumed" in job.said, job.said
@@ -290,8 +297,12 @@ def test_torchrun_goes_on_without_a_lost_node_and_takes_a_new_one_in(tmp_path: P
     counts: dict[int, Counter[int]] = {}
     for row in newest.values():
         counts.setdefault(row.epoch, Counter()).update(row.items)
+    # A rank that was ended after a step and before it logged it, had its items all the same.
+    ended = [(rank, step) for step in ranks.resumed_at(job.said) for rank in range(4)]
+    unlogged = BATCH * sum(row not in newest for row in ended)
     for epoch in sorted(counts)[:-1]:
-        assert set(counts[epoch]) == set(range(ITEMS)), f"epoch {epoch}"
+        missing = set(range(ITEMS)) - set(counts[epoch])
+        assert len(missing) <= unlogged, f"epoch {epoch}: {sorted(missing)}, {job.said}"
 
 
 def large_files(job: NodesJob, node: int) -> tuple[set[str], list[str]]:

@@ -39,13 +39,14 @@ def forkrun() -> Iterator[Forkrun]:
 
 
 def cases() -> list[Any]:
-    """Each script with each kill; one kill of each is not slow: not always the same one."""
+    """Each script with each kill; one kill of each is not slow, not always the same one. CI takes
+    this one alone but for the scripts that every Python runs."""
     found = []
     for number, script in enumerate(SCRIPTS):
         for which in range(len(script.kills)):
             marks = [] if which == (number + 1) % len(script.kills) else [pytest.mark.slow]
             if script.name not in EVERY_PYTHON:
-                marks.append(pytest.mark.one_python)
+                marks += [pytest.mark.one_python, *([pytest.mark.more] if marks else [])]
             found.append(pytest.param(script, which, id=f"{script.name}-{script.kills[which]}", marks=marks))
     return found
 

@@ -10,12 +10,10 @@ network namespace (a path, "" for none) and has a host name of its own ("" for t
 the way in which it starts a rank differs: a helper that it forked when it had no thread yet forks
 the rank, which the launcher then adopts.
 
-A rank begins at the bottom of the stack, as a script does: the fork unwinds to the end of this
-file, which runs the script as `__main__`.
+A rank begins at the bottom of the stack, as a script does; see `forked.py`.
 """
 
 import ctypes
-import gc
 import json
 import os
 import platform
@@ -25,15 +23,11 @@ import subprocess
 import sys
 import time
 import traceback
-import types
+
+import forked
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _CLONE_NEWUTS, _CLONE_NEWNET = 0x04000000, 0x40000000
-_LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-class Become(BaseException):
-    """Unwinds a forked child to the bottom of the stack."""
 
 
 class Rank:
@@ -46,7 +40,7 @@ class Rank:
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
-                self.returncode = os.waitstatus_to_exitcode(status)
+                self.returncode = forked.exit_code(status)
         return self.returncode
 
     def wait(self, timeout=None):
@@ -80,7 +74,7 @@ def start_rank(request, lines):
         os._exit(0)
     while os.getppid() == between:
         time.sleep(0.001)
-    _LIBC.prctl(_PR_SET_NAME, b"python")
+    forked.LIBC.prctl(_PR_SET_NAME, b"python")
     os.setsid()
     lines.close()
     os.close(read)
@@ -88,12 +82,12 @@ def start_rank(request, lines):
     os.environ.clear()
     os.environ.update(request["env"])
     sys.argv = request["argv"]
-    raise Become
+    raise forked.Become
 
 
 def serve_launcher(ours):
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    _LIBC.prctl(_PR_SET_NAME, b"node-helper")  # by which nodes.py knows it
+    forked.LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    forked.LIBC.prctl(_PR_SET_NAME, b"node-helper")  # by which nodes.py knows it
     lines = ours.makefile("rw")
     ours.close()
     for line in lines:
@@ -107,23 +101,18 @@ def launch(request):
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
     os.setsid()
-    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    null = os.open("/dev/null", os.O_RDONLY)
-    for fd, target in ((null, 0), (log, 1), (log, 2)):
-        os.dup2(fd, target)
-    os.close(log)
-    os.close(null)
+    forked.set_standard_files(request["log"])
     if request["netns"]:
         namespace = os.open(request["netns"], os.O_RDONLY)
-        succeed(_LIBC.setns(namespace, _CLONE_NEWNET))
+        succeed(forked.LIBC.setns(namespace, _CLONE_NEWNET))
         os.close(namespace)
     if request["host"]:
-        succeed(_LIBC.unshare(_CLONE_NEWUTS))
+        succeed(forked.LIBC.unshare(_CLONE_NEWUTS))
         socket.sethostname(request["host"])
         platform._uname_cache = None
     os.environ.clear()
     os.environ.update(request["env"])
-    succeed(_LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1))
+    succeed(forked.LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1))
     theirs, ours = socket.socketpair()
     if os.fork() == 0:
         theirs.close()
@@ -150,23 +139,13 @@ def launch(request):
 
 
 def serve():
-    import numpy  # noqa: F401
-    import torch._dynamo  # noqa: F401  (optimizers import it)
-    import torch.distributed.fsdp  # noqa: F401
-    import torch.distributed.run  # noqa: F401
-    import torch.nn.parallel  # noqa: F401
-    import torch.optim  # noqa: F401
-    import torch.utils.data  # noqa: F401
-
-    # Called after what ranks register and before torch's destructors, which take 0.3 s each time.
-    _LIBC.on_exit(_LIBC._exit, None)
-    gc.freeze()  # a collection in a child would copy every page that holds an object
+    forked.preload()
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         if "reap" in request:
             _, status = os.waitpid(request["reap"], 0)
-            print(json.dumps({"exit": os.waitstatus_to_exitcode(status)}), flush=True)
+            print(json.dumps({"exit": forked.exit_code(status)}), flush=True)
             continue
         pid = os.fork()
         if pid == 0:
@@ -183,14 +162,7 @@ def serve():
 if __name__ == "__main__":
     try:
         serve()
-    except Become:
+    except forked.Become:
         pass
-    # Not line by line: a line that begins with a newline would be written in two parts, and other
-    # ranks come in between.
-    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
-    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    sys.modules["__main__"].__file__ = sys.argv[0]
-    with open(sys.argv[0]) as script:
-        code = compile(script.read(), sys.argv[0], "exec")
+    code = forked.compiled_script()
     exec(code, sys.modules["__main__"].__dict__)

@@ -6,34 +6,24 @@ launcher}` at once and `{"exit": status}` at the end. A launcher hosts a TCPStor
 restarts, forks the ranks with torchrun's variables, and when one fails ends the others (SIGTERM,
 then SIGKILL) and starts all again.
 
-A rank begins at the bottom of the stack, as a script does: the fork unwinds to the end of this
-file, which runs the script as `__main__`.
+A rank begins at the bottom of the stack, as a script does; see `forked.py`.
 """
 
-import ctypes
-import gc
 import json
 import os
 import signal
 import sys
 import time
-import types
+
+import forked
 
 _PR_SET_PDEATHSIG = 1
-
-
-class Become(BaseException):
-    """Unwinds a forked child to the bottom of the stack."""
-
-
-def status_code(status):
-    return os.waitstatus_to_exitcode(status)
 
 
 def host_store(out):
     import torch.distributed as dist
 
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # tests kill launchers
+    forked.LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # tests kill launchers
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     os.write(out, str(store.port).encode())
     os.close(out)
@@ -66,7 +56,7 @@ def start_rank(request, rank, attempt, port):
         }
     )
     sys.argv = [request["script"], *request["argv"]]
-    raise Become
+    raise forked.Become
 
 
 def end(pids):
@@ -86,10 +76,7 @@ def end(pids):
 
 def launch(request):
     os.setsid()
-    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    null = os.open("/dev/null", os.O_RDONLY)
-    for fd, target in ((null, 0), (log, 1), (log, 2)):
-        os.dup2(fd, target)
+    forked.set_standard_files(request["log"])
     read, write = os.pipe()
     store = os.fork()
     if store == 0:
@@ -107,7 +94,7 @@ def launch(request):
             failed = status != 0
             if failed:
                 print(
-                    f"forkrun: attempt {attempt}: pid {pid} ended with {status_code(status)}",
+                    f"forkrun: attempt {attempt}: pid {pid} ended with {forked.exit_code(status)}",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -120,17 +107,7 @@ def launch(request):
 
 
 def serve():
-    import numpy  # noqa: F401
-    import torch._dynamo  # noqa: F401  (optimizers import it)
-    import torch.distributed.fsdp  # noqa: F401
-    import torch.nn.parallel  # noqa: F401
-    import torch.optim  # noqa: F401
-    import torch.utils.data  # noqa: F401
-
-    # Called after what ranks register and before torch's destructors, which take 0.3 s each time.
-    libc = ctypes.CDLL(None)
-    libc.on_exit(libc._exit, None)
-    gc.freeze()  # a collection in a child would copy every page that holds an object
+    forked.preload()
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         request = json.loads(line)
@@ -139,7 +116,7 @@ def serve():
             launch(request)
         print(json.dumps({"pid": pid}), flush=True)
         _, status = os.waitpid(pid, 0)
-        print(json.dumps({"exit": status_code(status)}), flush=True)
+        print(json.dumps({"exit": forked.exit_code(status)}), flush=True)
     sys.stdout.flush()
     os._exit(0)
 
@@ -147,14 +124,7 @@ def serve():
 if __name__ == "__main__":
     try:
         serve()
-    except Become:
+    except forked.Become:
         pass
-    # Not line by line: a line that begins with a newline would be written in two parts, and other
-    # ranks come in between.
-    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
-    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    sys.modules["__main__"].__file__ = sys.argv[0]
-    with open(sys.argv[0]) as script:
-        code = compile(script.read(), sys.argv[0], "exec")
+    code = forked.compiled_script()
     exec(code, sys.modules["__main__"].__dict__)

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 HERE = Path(__file__).resolve().parent
 FAULT = HERE.parent / "fault"
@@ -117,15 +117,19 @@ def node_launchers(
 
 
 class Forkrun:
-    """The server that starts jobs quickly, one at a time.
+    """The server that starts jobs quickly, one at a time. One that is closed waits for the next
+    Forkrun of this process.
 
     Args:
         environment: of the server, whose libraries those of all ranks are.
     """
 
+    _idle: ClassVar[dict[tuple[tuple[str, str], ...], list[subprocess.Popen[str]]]] = {}
+
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._environment = dict(environment or {})
         self._process: subprocess.Popen[str] | None = None
+        self._key: tuple[tuple[str, str], ...] = ()
         self._running = False
         self.pid = 0
 
@@ -134,15 +138,7 @@ class Forkrun:
     ) -> None:
         """`argv`: a script and its arguments; `log` gets what all ranks say."""
         if self._process is None:
-            self._process = subprocess.Popen(
-                ["env", "-u", "PYTHONUNBUFFERED", sys.executable, str(HERE / "forkrun.py")],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env=os.environ | {"OMP_NUM_THREADS": "1"} | self._environment,
-                start_new_session=True,
-            )
-            self._answer()
+            self._take_server()
         request = {
             "script": argv[0],
             "argv": argv[1:],
@@ -157,6 +153,19 @@ class Forkrun:
         self._process.stdin.flush()
         self.pid = self._answer()["pid"]
         self._running = True
+
+    def _take_server(self) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": "1"} | self._environment
+        environment.pop("PYTEST_CURRENT_TEST", None)
+        self._key = tuple(sorted(environment.items()))
+        if idle := self._idle.get(self._key):
+            self._process = idle.pop()
+            return
+        self._process = subprocess.Popen(
+            ["env", "-u", "PYTHONUNBUFFERED", sys.executable, str(HERE / "forkrun.py")],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True,
+        )  # fmt: skip
+        self._answer()
 
     def run(
         self,
@@ -215,10 +224,14 @@ class Forkrun:
         self._exit()
 
     def close(self) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
-            self._process.wait(10)
-            self._process = None
+        """Leaves the server to others; one that has ended, or that still has a job, to nobody."""
+        if self._process is None:
+            return
+        if self._running or self._process.poll() is not None:
+            self.abort()
+        else:
+            self._idle.setdefault(self._key, []).append(self._process)
+        self._process = None
 
     def abort(self) -> None:
         """Ends the server and the job at once, from any thread; pending calls get a RuntimeError."""

@@ -10,11 +10,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support import forked_processes
+from tests.support.forked_processes import ForkedProcess
 from tests.support.launchers import agent_pids, free_port, job_environment, kill_all
 
 TRAINING = Path(__file__).with_name("short_training.py")
@@ -23,16 +25,22 @@ _SEC = 120.0
 
 @dataclass
 class Bench:
-    """A run directory and what all jobs in it have in their environment."""
+    """A run directory and what all jobs in it have in their environment.
+
+    Attributes:
+        forked: whether `ranks()` forks a process that has torch already.
+    """
 
     folder: Path
     env: dict[str, str] = field(default_factory=dict)
+    forked: bool = False
 
     def ranks(self, *arguments: str, world: int = 2, script: Path = TRAINING, **env: str) -> str:
         """Runs ranks to their end. A rank that is killed ends the others. Returns what they said."""
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        begin = self._fork if self.forked else self.start
         started = [
-            self.start(script, *arguments, **address, RANK=str(rank), WORLD_SIZE=str(world), **env)
+            begin(script, *arguments, **address, RANK=str(rank), WORLD_SIZE=str(world), **env)
             for rank in range(world)
         ]
         return said_by(started)
@@ -42,13 +50,15 @@ class Bench:
         return said_by([self.start(script, *arguments, **env)])
 
     def start(self, script: Path, *arguments: str, **env: str) -> subprocess.Popen[str]:
-        command = [sys.executable, str(script), *arguments]
-        return self.start_command(command, **env)
+        return self.start_command([sys.executable, str(script), *arguments], **env)
+
+    def _fork(self, script: Path, *arguments: str, **env: str) -> ForkedProcess:
+        return forked_processes.start([str(script), *arguments], self._environment(env), self.folder)
 
     def start_command(self, command: list[str], **env: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             command,
-            env=self.env | {"KILLED": str(self.folder / "killed")} | env,
+            env=self._environment(env),
             cwd=self.folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -56,9 +66,12 @@ class Bench:
             start_new_session=True,
         )
 
+    def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
+        return self.env | {"KILLED": str(self.folder / "killed")} | dict(more)
+
 
 @contextmanager
-def bench(**settings: str) -> Iterator[Bench]:
+def bench(forked: bool = False, **settings: str) -> Iterator[Bench]:
     """Jobs here get the name that reft gives them, unless `settings` has REFT_JOB_ID."""
     folder = Path(tempfile.mkdtemp(prefix="reft-id-"))  # short: a socket's path has 107 bytes
     env = job_environment(folder, REFT_AGENT_LINGER_SEC="60", OMP_NUM_THREADS="1", **settings)
@@ -70,13 +83,13 @@ def bench(**settings: str) -> Iterator[Bench]:
             del env[name]
     env["PYTHONPATH"] = os.pathsep.join([str(TRAINING.parent), env["PYTHONPATH"]])
     try:
-        yield Bench(folder, env)
+        yield Bench(folder, env, forked)
     finally:
         kill_all(agent_pids(folder / "run"))
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def said_by(started: list[subprocess.Popen[str]]) -> str:
+def said_by(started: Sequence[subprocess.Popen[str] | ForkedProcess]) -> str:
     """What processes said, when all have ended."""
     said = []
     try:

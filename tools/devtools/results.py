@@ -18,6 +18,8 @@ SHOWN_SECOND_TRIES = 6
 SHOWN_SECONDS = 10
 # Elements of a case in a JUnit report that did not simply pass.
 OUTCOMES = {"failure", "error", "skipped"}
+# Why a case was skipped that had not begun in time.
+TOO_LATE = "this machine is too slow for it"
 
 
 @dataclass
@@ -30,7 +32,7 @@ class Counts:
         second_try: cases that failed and passed when they ran once more, alone.
         times: what each stage took that was not short.
         latest_start: when no stage begins any more, as of `time.monotonic()`.
-        too_late: stages that were skipped for that.
+        too_late: stages that were skipped for that, and how many cases of others.
     """
 
     passed: int = 0
@@ -116,7 +118,7 @@ def junit(
         again: report of a second try of the failed cases. A case that passed in it counts as
             passed and goes to `counts.second_try`; one that failed in it has failed.
     """
-    total = failed = skipped = retried = 0
+    total = failed = skipped = retried = late = 0
     second = passed_cases(again) if again else set()
     if report.exists():
         for suite in ElementTree.parse(report).getroot().iter("testsuite"):
@@ -129,6 +131,9 @@ def junit(
                     counts.second_try.append(f"{stage}: {name_of(case)}")
                 elif broken(case):
                     counts.failures.append(shown(stage, case))
+                late += any(TOO_LATE in skip.get("message", "") for skip in case.iter("skipped"))
+    if late:
+        counts.too_late.append(f"{late} cases of {stage}")
     unexplained = int(code != 0 and not failed)
     failed -= retried
     passed = max(0, total - failed - skipped)

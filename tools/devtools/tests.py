@@ -66,7 +66,9 @@ def ctest(counts: Counts, stage: str, tree: Path, env: dict[str, str] | None = N
 
 
 def pytest(counts: Counts, fast: bool, ci: bool, extra: Sequence[str]) -> None:
-    """In CI, a case that fails runs once more, alone: whole jobs with deadlines run on machines of
+    """CI leaves out cases marked `more`, and those that have not begun at `counts.latest_start`.
+
+    In CI, a case that fails runs once more, alone: whole jobs with deadlines run on machines of
     any load. The end of the log names each case that needed it, and failing twice is a failure.
     Cases marked `exact` have one try: what they find wrong once is wrong."""
     started = time.monotonic()
@@ -75,15 +77,17 @@ def pytest(counts: Counts, fast: bool, ci: bool, extra: Sequence[str]) -> None:
     again.unlink(missing_ok=True)
     words: list[str | Path] = [python(), "-m", "pytest", "-q", *extra]
     words += ["--durations=40", "--durations-min=10"]
-    if fast:
-        words += ["-m", "not slow"]
-    env = OWN_PYTHON if ci else None  # the others have stages of their own
+    if fast or ci:
+        words += ["-m", " and ".join(["not slow"] * fast + ["not more"] * ci)]
+    env = None
+    if ci:  # the other Pythons have stages of their own
+        env = OWN_PYTHON | {"TESTS_LATEST_START": str(counts.latest_start)}
     code = run(
         [*words, *(AT_A_TIME if ci else []), f"--junitxml={report}"], check=False, env=env
     )
     if ci and code == 1:
         once_more = ["--last-failed", "--last-failed-no-failures=none", "-m", "not exact"]
-        run([*words, *once_more, f"--junitxml={again}"], check=False, env=env)
+        run([*words, *once_more, f"--junitxml={again}"], check=False, env=OWN_PYTHON)
     junit(counts, "python", report, 0 if code == 5 else code, started, again)
 
 

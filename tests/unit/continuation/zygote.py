@@ -1,6 +1,8 @@
 """Runs scripts in forks of a process that has imported torch already: many short runs for the price
 of one import.
 
+    zygote.py FOLDER…    those in which `reft._continuation` and `reft._C` are found
+
 Reads one JSON object a line from stdin ({"folder", "environment", "errors"}), answers each with the
 exit status of the run.
 """
@@ -9,11 +11,13 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib.util
 import json
 import os
 import runpy
 import sys
 import threading
+import types
 from collections.abc import Callable
 
 
@@ -36,7 +40,10 @@ def run_to_the_end(run: Callable[[], object]) -> None:
 
 
 def main() -> None:
-    if "torch" in sys.argv[1:]:
+    package = types.ModuleType("reft")  # the package itself needs torch; its continuation does not
+    package.__path__ = sys.argv[1:]
+    sys.modules["reft"] = package
+    if importlib.util.find_spec("torch"):
         import numpy  # noqa: F401
         import torch.utils.data
 
@@ -45,7 +52,9 @@ def main() -> None:
         weight.square().backward()
         torch.optim.SGD([weight], lr=0.0).step()  # imports what torch imports late
         next(iter(torch.utils.data.DataLoader([weight.detach()], shuffle=True)))
-        gc.freeze()  # a collection in a child would copy every page that holds an object
+    from reft import _continuation  # noqa: F401
+
+    gc.freeze()  # a collection in a child would copy every page that holds an object
     for line in sys.stdin:
         order = json.loads(line)
         child = os.fork()

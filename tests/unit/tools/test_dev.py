@@ -99,6 +99,16 @@ def test_what_is_too_late_to_begin_counts_as_skipped_and_is_named(
     assert last == "1 passed, 0 failed, 2 skipped"
 
 
+def test_cases_that_began_too_late_are_counted_in_the_last_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    counts = Counts()
+    late = f'<skipped message="{results.TOO_LATE}"/>'
+    add(counts, report(tmp_path / "1.xml", fine="", late=late, later=late, absent='<skipped message="no GPU"/>'), 0)
+    assert counts.finish() == 0
+    *_, named, last = capsys.readouterr().out.splitlines()
+    assert named == "skipped, because this machine is too slow for them: 2 cases of python"
+    assert last == "1 passed, 0 failed, 3 skipped"
+
+
 def test_many_second_tries_leave_the_counts_in_sight(capsys: pytest.CaptureFixture[str]) -> None:
     counts = Counts(passed=40, second_try=[f"python: m::case{i}" for i in range(30)])
     assert counts.finish() == 0
