@@ -594,6 +594,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=4, help="divides the number of ranks; two or more")
     parser.add_argument("--protections", nargs="+", choices=list(PROTECTIONS), help="draw from these only (other cases)")
     parser.add_argument("--states", nargs="+", choices=STATES, help="draw from these only (other cases)")
+    parser.add_argument("--again", type=int, default=0, metavar="N", help="run a case up to N times more whose point was not reached")
     parser.add_argument("--no-netns", action="store_true", help="nodes share this machine's network and host name")
     parser.add_argument("--minutes", type=float, help="begin no case after that time")
     parser.add_argument("--json", metavar="FILE")
@@ -620,11 +621,15 @@ def main() -> int:
                 if args.minutes and time.monotonic() - began > args.minutes * 60:
                     break
                 case = draw(args.seed, number, args.nodes, args.protections, args.states, not args.no_netns)
-                result = campaign.run(case)
+                for left in range(args.again, -1, -1):
+                    result = campaign.run(case)
+                    show(result, args)
+                    repeated = result["verdict"] == "untouched" and left > 0
+                    if repeated or not (result["failed"] or args.keep):
+                        shutil.rmtree(result["out"], ignore_errors=True)
+                    if not repeated:
+                        break
                 results.append(result)
-                show(result, args)
-                if not result["failed"] and not args.keep:
-                    shutil.rmtree(result["out"], ignore_errors=True)
         finally:
             campaign.close()
     if not args.keep and not any(result["failed"] for result in results):

@@ -42,15 +42,15 @@ def test_node_campaign(tmp_path: Path) -> None:
     result = tmp_path / "node.json"
     options = ["--ranks", "4", "--nodes", "4", "--states", "own", "--protections", "peer", "arc+peer"]
     done = subprocess.run(
-        [sys.executable, str(CAMPAIGN), *options, "--seed", "7", "--only", *CASES, "--json", str(result)],
+        [sys.executable, str(CAMPAIGN), *options, "--seed", "7", "--only", *CASES, "--again", "3", "--json", str(result)],
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     written = json.loads(result.read_text())
     assert (written["cases"]["run"], written["cases"]["failed"]) == (len(CASES), 0), done.stdout
-    # On a busy machine, a point may never be reached: its step is skipped for want of a slot.
+    # On a busy machine, a point is not always reached: its step is skipped for want of a slot.
     exact, untouched = (written["metrics"][name]["value"] for name in ("exact", "untouched"))
-    assert exact + untouched == len(CASES) and exact >= len(CASES) // 2, done.stdout
+    assert exact + untouched == len(CASES) and exact >= len(CASES) - 1, done.stdout
 
 
 @pytest.mark.timeout(300)
