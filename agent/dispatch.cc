@@ -23,7 +23,9 @@ namespace reft::agent {
 namespace {
 
 constexpr size_t kMaxStackReply = 4u << 20;
-constexpr int64_t kCopyPatienceNs = 10 * kSecond;
+constexpr int64_t kCopyPatienceNs = 10 * kSecond;  // without a byte that moves
+// Until then nothing is committed, and what killed ranks would lose grows.
+constexpr int64_t kLongestCopyNs = 600 * kSecond;
 
 // Equal for processes that can reach each other's agents, as python/reft/_link/launch.py has it.
 std::string findHostIdentity() {
@@ -63,7 +65,7 @@ Dispatch::Dispatch(const AgentOptions& options, RankTable& ranks, Connections& c
         return found == keys.end() ? CommitLedger::Held{} : found->second;
       }),
       mesh_(options.job, wake),
-      gate_(kCopyPatienceNs) {
+      gate_(kCopyPatienceNs, kLongestCopyNs) {
   state_.job = options.job;
   state_.node = options.node;
   state_.started_ns = now_ns;
@@ -91,6 +93,9 @@ void Dispatch::noteNoDescriptors() {
 
 void Dispatch::tick(int64_t now_ns) {
   ++state_.ticks;
+  if (const uint64_t sent = mesh_.status().sent_bytes; std::exchange(sent_bytes_, sent) != sent) {
+    gate_.moved(now_ns);
+  }
   count(gate_.tick(now_ns));
   if (const auto left_out = lines_.refill(); left_out > 0) {
     logWarn("agent", left_out, " more lines about peers were left out");

@@ -75,6 +75,7 @@ class Dispatch {
   NativeReaders native_readers_;
   Mesh mesh_;
   CopyGate gate_;
+  uint64_t sent_bytes_ = 0;                // by the mesh, at the tick before
   std::map<uint64_t, uint64_t> fetching_;  // by fetch of the mesh: the connection that waits
   CopyGate::State reported_ = CopyGate::State::kFresh;  // of gate_, on the terminal
   MeshKey mesh_key_{};

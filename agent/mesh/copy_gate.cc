@@ -80,7 +80,8 @@ std::vector<CopyGate::Vote> CopyGate::failed() {
 
 std::vector<CopyGate::Vote> CopyGate::tick(int64_t now_ns) {
   for (const auto& [key, waiting] : waiting_) {
-    if (now_ns - waiting.since_ns >= patience_ns_) {
+    if (now_ns - std::max(waiting.since_ns, moved_ns_) >= patience_ns_ ||
+        now_ns - waiting.since_ns >= longest_ns_) {
       return failed();
     }
   }

@@ -5,8 +5,9 @@
 // no slot for these: what counts votes takes one for a step that lies far behind for one that was
 // answered long ago, and its slot would never be free again.
 //
-// A keeper that does not answer may not end protection against all else, nor slow it down: after
-// `patience` votes go on without it, at once from then on, until a copy arrives again.
+// A keeper that does not answer may not end protection against all else, nor slow it down: once no
+// byte has moved for `patience`, or a vote has waited for `longest`, votes go on without it, at
+// once from then on, until a copy arrives again.
 //
 // state() is what the caller reports on the terminal: whether the loss of this node is survived
 // now.
@@ -36,7 +37,8 @@ class CopyGate {
     kThere,    // the newest committed step is on another node
   };
 
-  explicit CopyGate(int64_t patience_ns) : patience_ns_(patience_ns) {}
+  CopyGate(int64_t patience_ns, int64_t longest_ns)
+      : patience_ns_(patience_ns), longest_ns_(longest_ns) {}
 
   // The votes of these ranks of an attempt wait from now on, and those of others no longer; those
   // that still do of another attempt never will be counted. Returns the ranks whose votes did not
@@ -55,6 +57,8 @@ class CopyGate {
   std::vector<Vote> ready();
   // A keeper cannot take copies: all votes that wait.
   std::vector<Vote> failed();
+  // Bytes of copies move: the network is slow, and not gone.
+  void moved(int64_t now_ns) { moved_ns_ = now_ns; }
   // Votes that have waited long enough.
   std::vector<Vote> tick(int64_t now_ns);
   // Copies do not arrive: votes pass without them.
@@ -67,7 +71,8 @@ class CopyGate {
     int64_t since_ns = 0;
     bool is_ready = false;  // it is for a step without a snapshot, or its copy is there
   };
-  int64_t patience_ns_;
+  int64_t patience_ns_, longest_ns_;
+  int64_t moved_ns_ = 0;
   std::set<int> ranks_;
   uint64_t incarnation_ = 0;
   bool behind_ = false;

@@ -228,6 +228,7 @@ class Mesh::Worker {
   struct Fetch {
     uint64_t number = 0;
     std::set<int> wanted, taken, refused;  // ranks
+    std::string problem;                   // why the first was refused
   };
 
   void run() {
@@ -373,7 +374,7 @@ class Mesh::Worker {
     if (fetch_) {
       endFetch();
     }
-    fetch_ = Fetch{number, {ranks.begin(), ranks.end()}, {}, {}};
+    fetch_ = Fetch{number, {ranks.begin(), ranks.end()}, {}, {}, {}};
     if (!plan_.on_demand || plan_.world != world) {
       endFetch();
       return;
@@ -390,7 +391,7 @@ class Mesh::Worker {
 
   // All sources have said what they have, or will not.
   void endFetch() {
-    Fetched found{fetch_->number, {fetch_->taken.begin(), fetch_->taken.end()}, {}};
+    Fetched found{fetch_->number, {fetch_->taken.begin(), fetch_->taken.end()}, fetch_->problem};
     if (plan_.on_demand) {  // else connections are those of copies that are kept all the time
       for (const Dialing& dialing : dialing_) {
         if (!dialing.problem.empty() && found.problem.empty()) {
@@ -686,6 +687,9 @@ class Mesh::Worker {
   void refuseSlot(const SlotHead& head, const std::string& why) {
     if (std::exchange(told_room_, why) != why) {
       logWarn("agent", "mesh: no copy of step ", head.step, " of rank ", head.rank, ": ", why);
+    }
+    if (fetch_ && fetch_->problem.empty()) {
+      fetch_->problem = "rank " + std::to_string(head.rank) + ": " + why;
     }
   }
 

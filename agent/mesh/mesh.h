@@ -46,7 +46,8 @@ class Mesh {
   struct Fetched {
     uint64_t number = 0;     // of the fetch
     std::vector<int> ranks;  // of which there is a copy now, ascending
-    std::string problem;     // why not of all; "": none is missing
+    // Why a source did not answer or a copy was refused; "": neither. A source may not have them.
+    std::string problem;
   };
   // What became of a slot of a rank of this node.
   struct Event {

@@ -141,7 +141,10 @@ def fetch(
     except Exception as error:  # noqa: BLE001  # the restart goes on with what there is
         found, problem = [], str(error) or type(error).__name__
     if problem:
-        _voice.debug(f"node {job.node} cannot fetch vaults: {problem}")
+        _voice.warn(
+            f"node {job.node} cannot fetch what {_voice.ranks(ranks)} of the attempt before left"
+            f" on another node: {problem}"
+        )
     return found
 
 
@@ -276,9 +279,17 @@ class Copies:
 
     def drop(self) -> None:
         """Memory is short: what this node keeps for others goes."""
-        if self._opened is not None:
-            self._say([], [], 0, 0)
-            self._opened = None
+        if self._opened is None:
+            return
+        self._say([], [], 0, 0)
+        self._opened = None
+        others = [rank for source in self._sources_found or [] for rank in source["ranks"]]
+        if others and self._copied:
+            _voice.warn(
+                f"node {self._job.node}: memory is short: the copies of snapshots of"
+                f" {_voice.ranks(others)} that it kept are gone. If the node of these is lost,"
+                " nothing of them comes back"
+            )
 
     def _say(
         self, sources: list[dict[str, Any]], copied: Sequence[int], on_demand: int, room: int

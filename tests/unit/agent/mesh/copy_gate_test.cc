@@ -5,7 +5,7 @@
 namespace reft::agent {
 namespace copy_gate_test {
 
-constexpr int64_t kPatience = 10;
+constexpr int64_t kPatience = 10, kLongest = 100;
 constexpr uint64_t kIncarnation = 3;
 using State = CopyGate::State;
 
@@ -16,7 +16,7 @@ class CopyGateTest : public testing::Test {
                              uint64_t incarnation = kIncarnation) {
     return {rank, {step, incarnation}, {sealed, 4, 5, 6, false}};
   }
-  CopyGate gate_{kPatience};
+  CopyGate gate_{kPatience, kLongest};
 };
 
 TEST_F(CopyGateTest, AVoteWaitsForItsCopyAndIsThenWhatItWas) {
@@ -69,6 +69,18 @@ TEST_F(CopyGateTest, AfterItsPatienceAllVotesPassUntilACopyArrives) {
   EXPECT_TRUE(gate_.ready().empty());
   EXPECT_FALSE(gate_.isBehind());
   EXPECT_TRUE(gate_.take(vote(0, 9), 12));
+}
+
+TEST_F(CopyGateTest, ACopyThatMovesIsWaitedForButNotForEver) {
+  gate_.take(vote(0, 7), 0);
+  for (int64_t now = 0; now < kLongest; now += kPatience - 1) {
+    gate_.moved(now);
+    EXPECT_TRUE(gate_.tick(now).empty()) << now;
+  }
+  EXPECT_FALSE(gate_.isBehind());
+  gate_.moved(kLongest);
+  EXPECT_EQ(gate_.tick(kLongest).size(), 1u) << "a keeper that takes a byte now and then";
+  EXPECT_TRUE(gate_.isBehind());
 }
 
 TEST_F(CopyGateTest, AKeeperWithoutMemoryEndsTheWait) {
