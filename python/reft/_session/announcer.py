@@ -11,6 +11,7 @@ from typing import Any
 from reft import _C, _voice
 from reft._link import job_identity
 from reft._link.protection import is_copied
+from reft._link.trusted_store import ROUND, TrustedStore, Untrusted
 from reft._session import notes
 from reft._state import discovery, node_loss, registry
 
@@ -30,11 +31,19 @@ class Announcer:
         env: settings.
         job: identity of the rank.
         found: collects notes for the agent.
+        store: keys that no other attempt sees, through which one rank speaks for all.
     """
 
-    def __init__(self, env: dict[str, Any], job: job_identity.Job, found: notes.Notes) -> None:
-        self._env, self._job, self._notes = env, job, found
+    def __init__(
+        self,
+        env: dict[str, Any],
+        job: job_identity.Job,
+        found: notes.Notes,
+        store: TrustedStore,
+    ) -> None:
+        self._env, self._job, self._notes, self._store = env, job, found, store
         self._first = job.rank == 0
+        self._node_loss_known = False
         self._noted = False  # what is not protected, for the agent
         self._reported = False  # what is protected, on the terminal
         self._uncaptured: list[notes.Note] = []
@@ -97,7 +106,10 @@ class Announcer:
         small_bytes: int,
         uncaptured: list[notes.Note],
     ) -> None:
-        """After the first snapshot: what is protected and what is not. Later calls do nothing."""
+        """After the first snapshot: what is protected and what is not. Later calls tell only of a
+        lost node, after `planned`."""
+        if not self._node_loss_known:
+            self._warn_of_node_loss(state)
         if self._noted:
             return
         self._noted = True
@@ -130,15 +142,40 @@ class Announcer:
         if uncaptured:
             _voice.say(f"not restorable: {notes.line(uncaptured)}")
 
+    def planned(self) -> None:
+        """There is another plan: what is stored for a lost node may be enough no longer."""
+        self._node_loss_known = False
+
+    def _warn_of_node_loss(self, state: discovery.State) -> None:
+        """Says if what is stored for a lost node is not enough for this rank's state, also in an
+        attempt that has resumed: its layout may be another one. One rank says so for all."""
+        self._node_loss_known = True
+        protection = self._env["snapshot_protection"]
+        if protection == "none":
+            return
+        why = node_loss.survival(state, self._job.layout, protection).why
+        if why and self._speaks(f"node loss/{protection}"):
+            whose = "" if self._first else f"rank {self._job.rank}: "
+            setting = f"REFT_SNAPSHOT_PROTECTION={protection}"
+            _voice.warn(f"a lost node is NOT survived ({setting}): {whose}{why}")
+
+    def _speaks(self, what: str) -> bool:
+        """Whether this rank is the first that asks: the same of many ranks is said once."""
+        rank = str(self._job.rank)
+        try:
+            first = self._store.first_of(ROUND, f"said/{what}", self._job.rank, rank)
+        except (RuntimeError, Untrusted):  # rather twice than not at all
+            return True
+        return first == rank.encode()
+
     def _node_loss(self, state: discovery.State) -> None:
-        """Whether what is stored for a lost node is enough, if anything is."""
+        """How many lost nodes are survived. Another rank may know better, and warns."""
         protection = self._env["snapshot_protection"]
         if protection == "none":
             return
         layout, setting = self._job.layout, f"REFT_SNAPSHOT_PROTECTION={protection}"
         survival = node_loss.survival(state, layout, protection)
         if survival.why:
-            _voice.warn(f"a lost node is NOT survived ({setting}): {survival.why}")
             return
         several = survival.nodes > 1
         any_of = f"any {survival.nodes} nodes" if several else "any node"

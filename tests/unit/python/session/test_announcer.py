@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from reft._link.trusted_store import TrustedStore
 from reft._session.announcer import Announcer
 from reft._session.notes import Notes
 from reft._state import discovery, registry
@@ -32,11 +33,12 @@ class Terminal:
         rank: int,
         world: int,
         per_node: int,
+        store: TrustedStore,
     ) -> None:
         self.client = FakeAgentClient("", "{}", 1)
         self._capsys = capsys
         job = replace(jobs.job(rank, world, per_node), id="demo")
-        self.announcer = Announcer(env, job, Notes(self.client))
+        self.announcer = Announcer(env, job, Notes(self.client), store)
 
     def lines(self) -> list[str]:
         return [line.removeprefix("reft: ") for line in self._capsys.readouterr().err.splitlines()]
@@ -44,8 +46,10 @@ class Terminal:
 
 @pytest.fixture
 def terminal(settings: Settings, capsys: pytest.CaptureFixture[str]) -> Callable[..., Terminal]:
+    store = jobs.trusted()  # of one attempt
+
     def make(rank: int = 0, world: int = 2, per_node: int = 2, **values: str) -> Terminal:
-        return Terminal(settings(**values), capsys, rank, world, per_node)
+        return Terminal(settings(**values), capsys, rank, world, per_node, store)
 
     return make
 
@@ -178,7 +182,44 @@ def test_whether_a_lost_node_is_survived_is_said_once_it_is_known(
     found.regions.pop()
     found.regions[0].ranks = tuple(range(world))
     one.announcer.protected(found, STATS, 1, [])
-    assert one.lines()[1:] == said
+    said_first = [line for line in said if "NOT survived" in line]
+    lines = one.lines()
+    assert lines[: len(said_first)] == said_first
+    assert lines[len(said_first) + 1 :] == said[len(said_first) :]
+
+
+def test_a_rank_whose_state_a_lost_node_takes_says_so_once_for_all(terminal: Callable[..., Terminal]) -> None:
+    """Rank 0 has nothing that only it has."""
+    shared, own = state(), state()
+    shared.regions.pop()
+    for rank, found in ((0, shared), (2, own), (1, own)):
+        one = terminal(rank, 4, 1, REFT_SNAPSHOT_PROTECTION="arc")
+        one.announcer.protected(found, STATS, 1, [])
+        warnings = [line for line in one.lines() if "NOT survived" in line]
+        assert len(warnings) == (rank == 2), warnings
+        if warnings:
+            assert "rank 2: no other rank has 1 tensor of this rank (first: o0.p1)" in warnings[0]
+
+
+def test_a_resumed_attempt_warns_of_a_lost_node_too(terminal: Callable[..., Terminal]) -> None:
+    """Its ranks may have come to one node, or what they have may be another state by now."""
+    one = terminal(REFT_SNAPSHOT_PROTECTION="peer", REFT_BANNER="0")
+    one.announcer.resumed()
+    found = state()
+    one.announcer.protected(found, STATS, 1, [])
+    assert one.lines() == ["warning: a lost node is NOT survived (REFT_SNAPSHOT_PROTECTION=peer): all ranks are on one node"]
+    one.announcer.protected(found, STATS, 1, [])
+    assert one.lines() == []
+    whole = terminal(1, 2, 1, REFT_SNAPSHOT_PROTECTION="arc")
+    whole.announcer.resumed()
+    shared = state()
+    lonely = shared.regions.pop()
+    whole.announcer.protected(shared, STATS, 1, [])
+    assert whole.lines() == []
+    shared.regions.append(lonely)
+    whole.announcer.planned()
+    whole.announcer.protected(shared, STATS, 1, [])
+    assert "rank 1: no other rank has 1 tensor" in whole.lines()[0]
 
 
 def test_after_a_resume_only_the_agent_learns_it_again(terminal: Callable[..., Terminal]) -> None:
