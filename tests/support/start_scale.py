@@ -203,7 +203,7 @@ def _share(job: Job, store: TrustedStore) -> None:
 
 
 def _identify(job: Job, store: TrustedStore) -> None:
-    settings = {"run_dir": "/run/reft", "job_id": "job", "snapshot_overhead_percent": 0}
+    settings = {"run_dir": "/run/reft", "job_id": "job", "snapshot_overhead_percent": 0, "snapshot_protection": "none"}
     agreed, refusals = agreement.agree(store, job.rank, job.world, settings)
     # All threads are on one host: one node.
     assert agreed is not None and not refusals and agreed.job.local_world == job.world

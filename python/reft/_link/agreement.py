@@ -54,11 +54,13 @@ class Member:
 
     Attributes:
         job_id: value of REFT_JOB_ID, "" if not set.
+        protection: value of REFT_SNAPSHOT_PROTECTION.
     """
 
     host: Host
     pid: int
     job_id: str
+    protection: str
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,13 @@ class Agreed:
 
     Attributes:
         job: identity of the rank.
-        incarnation, overhead_percent: see `Agreement`.
+        incarnation, overhead_percent, protection: see `Agreement`.
     """
 
     job: Job
     incarnation: int = 1
     overhead_percent: int = 0
+    protection: str = "none"
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ class Agreement:
         incarnation: number of this attempt.
         overhead_percent: rank 0's limit. Ranks that did not know that there is one would not take
             part in how often snapshots are taken.
+        protection: rank 0's. Ranks that store different parts for each other share nothing.
     """
 
     job_id: str
@@ -93,6 +97,7 @@ class Agreement:
     run_dirs: tuple[tuple[str, str], ...]
     incarnation: int
     overhead_percent: int
+    protection: str
 
     def job(self, rank: int, own: Host, env: Mapping[str, str]) -> Job:
         """Identity of a rank, which is at `own`."""
@@ -124,12 +129,15 @@ def agree(
     """
     env = os.environ
     run_dir = Path(settings["run_dir"]) if settings["run_dir"] else default_run_dir()
-    own = Member(launch.host(run_dir, env), os.getpid(), settings["job_id"])
+    own = Member(
+        launch.host(run_dir, env), os.getpid(), settings["job_id"], settings["snapshot_protection"]
+    )
 
     def conclude(text: str) -> str:
         members = parse_members(text, world)
         layout = layout_of([member.host for member in members])
         name, origin = _name(store, own, members, layout)
+        _warn_of_others(own.protection, members)
         hosts = [members[ranks[0]].host for ranks in layout.nodes]
         agreement = Agreement(
             name,
@@ -138,6 +146,7 @@ def agree(
             tuple((host.run_dir, host.run_dir_id) for host in hosts),
             secrets.randbits(63) or 1,
             settings["snapshot_overhead_percent"],
+            own.protection,
         )
         return dump(agreement)
 
@@ -154,7 +163,10 @@ def agree(
         return None, gathered.refusals
     agreement = parse(gathered.text, world)
     job = agreement.job(rank, own.host, env)
-    return Agreed(job, agreement.incarnation, agreement.overhead_percent), {}
+    return (
+        Agreed(job, agreement.incarnation, agreement.overhead_percent, agreement.protection),
+        {},
+    )
 
 
 def refuse(store: TrustedStore, rank: int, world: int, reason: str) -> None:
@@ -166,6 +178,17 @@ def _member(rank: int, world: int) -> gather.Place:
     """Nobody knows yet which ranks share a node, so blocks of ranks are merged."""
     size = max(_FEWEST_PER_BLOCK, math.isqrt(world))
     return gather.Place(rank, Layout.in_blocks(world, size))
+
+
+def _warn_of_others(protection: str, members: list[Member]) -> None:
+    """Says which ranks do not get the protection that their setting asks for."""
+    for rank, member in enumerate(members):
+        if member.protection != protection:
+            _voice.warn(
+                f"REFT_SNAPSHOT_PROTECTION differs between ranks ({protection} on rank 0,"
+                f" {member.protection} on rank {rank}): reft uses that of rank 0"
+            )
+            return
 
 
 # -- the layout
@@ -344,7 +367,7 @@ def _report_others(run_dir: Path, place: str, name: str, comparable: bool) -> No
 def _listed(member: Member) -> list[Any]:
     host = {field: value[:_MOST_CHARS] if isinstance(value, str) else value
             for field, value in asdict(member.host).items()}  # fmt: skip
-    return [*host.values(), member.pid, member.job_id[:_MOST_CHARS]]
+    return [*host.values(), member.pid, member.job_id[:_MOST_CHARS], member.protection]
 
 
 def parse_members(text: str, world: int) -> list[Member]:
@@ -360,12 +383,13 @@ def parse_members(text: str, world: int) -> list[Member]:
 
 
 def _member_of(values: Any) -> Member:
-    kinds = [int if field.type == "int" else str for field in fields(Host)] + [int, str]
+    kinds = [int if field.type == "int" else str for field in fields(Host)] + [int, str, str]
     if not isinstance(values, list) or [type(value) for value in values] != kinds:
         raise ValueError("identities: not that of a rank")
     if any(isinstance(value, str) and len(value) > _MOST_CHARS for value in values):
         raise ValueError("identities: a text is too long")
-    return Member(Host(*values[:-2]), values[-2], values[-1])
+    _protection(values[-1])
+    return Member(Host(*values[:-3]), *values[-3:])
 
 
 def dump(agreement: Agreement) -> str:
@@ -379,6 +403,7 @@ def dump(agreement: Agreement) -> str:
             agreement.run_dirs,
             agreement.incarnation,
             agreement.overhead_percent,
+            agreement.protection,
         ],
         separators=(",", ":"),
     )
@@ -392,9 +417,9 @@ def parse(text: str, world: int) -> Agreement:
     """
     wrong = ValueError("identity of the job: not what rank 0 writes")
     values = gather.parsed(text)
-    if not isinstance(values, list) or len(values) != 7:
+    if not isinstance(values, list) or len(values) != 8:
         raise wrong
-    name, origin, nodes, hosts, run_dirs, incarnation, percent = values
+    name, origin, nodes, hosts, run_dirs, incarnation, percent, protection = values
     if not isinstance(name, str) or safe_id(name) != name:
         raise wrong
     if not _is_number(incarnation, 1, 2**63) or not _is_number(percent, 0, 101):
@@ -414,7 +439,14 @@ def parse(text: str, world: int) -> Agreement:
         tuple((path[:_MOST_CHARS], identity) for path, identity in run_dirs),
         incarnation,
         percent,
+        _protection(protection),
     )
+
+
+def _protection(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[a-z0-9+:]{1,64}", value):
+        raise ValueError("identities: no protection")
+    return value
 
 
 def _is_number(value: Any, low: int, end: int) -> bool:

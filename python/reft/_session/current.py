@@ -93,6 +93,7 @@ def on_default_group(store: TrustedStore, rank: int, world_size: int) -> None:
         startup.give_up_early(rank, world_size, store, str(error) or type(error).__name__)
         _report(rank, store, agreement.ROUND, error, "", bool(env["strict"]))
         return
+    env["snapshot_protection"] = agreed.protection
     started = Session(env, agreed, store, _owner.made)
     try:
         started.start()

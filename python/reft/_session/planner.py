@@ -28,8 +28,8 @@ _FIRST = "first"  # names the plan that all ranks make when they take their firs
 # A plan that this rank makes alone saves what is new as its own. That much is let through: the rest
 # waits for the next plan of all ranks, because slots that have grown keep their memory.
 _ALONE_SHARE, _ALONE_BYTES = 1.25, 16 << 20
-# Plans of all ranks that found nothing different although votes did not fit together. Replicas that
-# are equal at some steps only are not replicas.
+# Plans of all ranks, without a commit between, that found nothing different although votes did not
+# fit together. Replicas that are equal at some steps only are not replicas.
 _MOST_VAIN = 3
 
 Identity = tuple[tuple[int, ...], torch.dtype, torch.Size, tuple[int, ...]]
@@ -68,7 +68,7 @@ class Planner:
         self._expected: dict[str, Identity] | None = None
         self._shared: dict[str, Identity] = {}
         self._own: set[str] = set()  # expected to be shared, found to differ
-        self._vain = 0
+        self._vain, self._committed = 0, -1  # at the newest of them
         self._early: set[str] = set()  # regions that were caught being written between steps
         self.state: discovery.State | None = None
         self.waiting = False
@@ -141,7 +141,9 @@ class Planner:
         equal_before = self._shared.keys()
         different = self._agree(state, str(step))
         if parted and not different:
-            self._vain += 1
+            committed = self._engine.committed_step
+            self._vain = self._vain + 1 if committed == self._committed else 1
+            self._committed = committed
             if self._vain >= _MOST_VAIN:
                 self._share_nothing(state)
         self.waiting = False
@@ -191,7 +193,6 @@ class Planner:
             asks,
             [(name, *split) for name, split in state.splits.items()],
         )
-        self._warn_of_devices(state)  # the table has tried it
         self.state = state
         shared = sum(1 for region in state.regions if region.ranks)
         _voice.debug(
@@ -295,6 +296,11 @@ class Planner:
         return state
 
     def _share_nothing(self, state: discovery.State) -> None:
+        if self._job.rank == 0:
+            _voice.warn(
+                f"no step was committed after {_MOST_VAIN} plans in which replicas looked equal:"
+                " from now on, each rank saves all of its state itself, which takes more memory"
+            )
         self._own |= self._shared.keys()
         self._shared, self._groups = {}, []
         for region in state.regions:
@@ -343,21 +349,6 @@ class Planner:
                 shares[ranks] = _C.stored_shards(protection, nodes) / len(nodes)
             per_rank += region.tensor.nbytes * shares[ranks]
         return per_rank
-
-    def _warn_of_devices(self, state: discovery.State) -> None:
-        """Says if this rank stores less than the setting asks for: the others cannot know. Rank 0
-        says more (`announcer`)."""
-        setting = self._env["snapshot_protection"]
-        protection = placement(setting)
-        if is_copied(setting) or self._job.rank == 0:
-            return
-        if why := node_loss.parity_hindrance(state, protection):
-            _voice.warn_once(
-                "no parities",
-                f"rank {self._job.rank} stores no parities (REFT_SNAPSHOT_PROTECTION={protection}):"
-                f" {why}. A lost node is NOT survived; REFT_SNAPSHOT_PROTECTION=arc is for such"
-                " state",
-            )
 
     def _warn_of_recomputation(self) -> None:
         """Says if no optimizer is computed a second time although the setting asks for it."""

@@ -139,13 +139,13 @@ class Session:
             if agreed.own_fd >= 0:
                 os.close(agreed.own_fd)
         self._answer_hangs()
-        self._announcer = Announcer(self.env, self.job, found)
+        self._announcer = Announcer(self.env, self.job, found, self._store)
         self._watch = ScriptWatch(self._announcer)
         if self._snapshots:
-            self.planner = Planner(
-                self.env, self.job, self._store, self.engine, self._copies
+            self.planner = Planner(self.env, self.job, self._store, self.engine, self._copies)
+            self._memory = MemoryWatch(
+                self.env, self.job, self.engine, agreed.oom_kills, self._copies
             )
-            self._memory = MemoryWatch(self.env, self.job, self.engine, agreed.oom_kills)
             in_memory = vault_place.in_memory(self.env["vault_dir"])
             if in_memory and not self.env["snapshot_host_bytes"]:
                 self.engine.ask_room(host_memory.has_room)
@@ -273,8 +273,7 @@ class Session:
             if self._memory is not None and self._memory.given_up:
                 if due:  # the other ranks wait for a vote
                     self.engine.pass_over(self.step, self._memory.given_up, False)
-                if self._copies is not None and self.planner is not None:
-                    self._copies.drop()
+                if self.planner is not None:
                     self.planner.forget()
             elif due and self.enabled and self._snapshots:
                 try:
@@ -442,6 +441,7 @@ class Session:
     def _planned(self, planner: Planner, boundary: Boundary) -> None:
         assert planner.state is not None and self._announcer is not None
         self._small_state.planned(planner.state, boundary)
+        self._announcer.planned()
         if self._copies is not None:
             self._copies.keep(self.engine.stats()["slot_bytes"] if self.engine else 0)
         self._announcer.unprotected(

@@ -98,14 +98,14 @@ def test_any_layout_covers_the_ranks_once_and_survives_the_store(seed: int) -> N
             assert layout.node_of[rank] == node
     # Equal run directories join ranks, so each host is one node here.
     assert len(layout.nodes) == len({host.boot for host in hosts})
-    agreed = Agreement("job", Origin.COMMAND, layout, (("/run", "1:2"),) * len(layout.nodes), 5, 0)
+    agreed = Agreement("job", Origin.COMMAND, layout, (("/run", "1:2"),) * len(layout.nodes), 5, 0, "arc+peer")
     assert parse(agreement.dump(agreed), len(hosts)) == agreed
 
 
 def test_blocks_and_dealt_ranks_take_three_numbers_a_node() -> None:
     nodes = tuple(tuple(range(node, 10_000, 1250)) for node in range(1250))
     agreed = Agreement(
-        "job", Origin.GIVEN, Layout(nodes, tuple(range(1250))), (("", ""),) * 1250, 1, 0
+        "job", Origin.GIVEN, Layout(nodes, tuple(range(1250))), (("", ""),) * 1250, 1, 0, "arc"
     )
     assert len(agreement.dump(agreed)) < 60_000
 
@@ -162,7 +162,7 @@ def test_the_layout_is_that_of_the_hosts_under_any_launcher(
 # -- what the store holds
 
 
-GOOD = ["job", "given", [[[0, 2, 1]]], [0], [["/run", "1:2"]], 7, 0]
+GOOD = ["job", "given", [[[0, 2, 1]]], [0], [["/run", "1:2"]], 7, 0, "arc"]
 
 
 def test_an_agreement_is_read() -> None:
@@ -194,6 +194,8 @@ def test_an_agreement_is_read() -> None:
         (5, 2**64),
         (5, 1.5),
         (6, 101),
+        (7, 5),
+        (7, "arc\n"),
     ],
 )
 def test_a_strange_agreement_is_refused(at: int, value: Any) -> None:
@@ -204,7 +206,7 @@ def test_a_strange_agreement_is_refused(at: int, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["{}", "[]", '{"0": []}', '{"1": 5}', '{"0": ["a","b","c",1,"d","e","f","g",""]}']
+    "text", ["{}", "[]", '{"0": []}', '{"1": 5}', '{"0": ["a","b","c",1,"d","e","f","g","",7]}']
 )
 def test_strange_identities_are_refused(text: str) -> None:
     with pytest.raises(ValueError):
@@ -216,7 +218,7 @@ def test_strange_identities_are_refused(text: str) -> None:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, Any]:
-    return {"run_dir": str(tmp_path), "job_id": "", "snapshot_overhead_percent": 3}
+    return {"run_dir": str(tmp_path), "job_id": "", "snapshot_overhead_percent": 3, "snapshot_protection": "arc"}
 
 
 def agree_all(store: TrustedStore, world: int, settings: dict[str, Any]) -> list[agreement.Agreed]:
@@ -235,8 +237,20 @@ def test_all_ranks_agree(settings: dict[str, Any], monkeypatch: pytest.MonkeyPat
     assert [one.job.rank for one in agreed] == list(range(20))
     assert [one.job.local_rank for one in agreed] == list(range(20))
     assert len({(one.job.id, one.job.layout, one.incarnation) for one in agreed}) == 1
-    assert agreed[7].overhead_percent == 3 and agreed[7].job.run_dir == Path(settings["run_dir"])
+    assert agreed[7].overhead_percent == 3 and agreed[7].protection == "arc" and agreed[7].job.run_dir == Path(settings["run_dir"])
     assert agreed[0].job.id.startswith("slurm-4711.0-")
+
+
+def test_ranks_whose_protection_differs_have_that_of_rank_0(
+    settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, other = trusted(), settings | {"snapshot_protection": "none"}
+    with ThreadPoolExecutor(3) as pool:
+        calls = [pool.submit(agreement.agree, store, r, 3, other if r else settings) for r in range(3)]
+        agreed = [call.result(60)[0] for call in calls]
+    assert [one.protection for one in agreed if one is not None] == ["arc"] * 3
+    said = capsys.readouterr().err
+    assert said.count("REFT_SNAPSHOT_PROTECTION differs between ranks (arc on rank 0, none on rank 1)") == 1
 
 
 def test_a_rank_that_refuses_is_known_to_all(settings: dict[str, Any]) -> None:
