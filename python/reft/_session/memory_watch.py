@@ -2,7 +2,7 @@
 
 A vault takes memory that the job may need later. If little is left, or the processes of a control
 group wait for memory, the slot goes that a restart does not need, and snapshots end; if that does
-not help, the other slots go. If the kernel has ended a process of the control group all the same,
+not help, the other slots and the copies of other nodes' snapshots go. If the kernel has ended a process of the control group all the same,
 the next attempt resumes, and then does without snapshots; if it happens there as well, the attempt
 after that keeps nothing once it has resumed.
 
@@ -17,6 +17,7 @@ from typing import Any
 
 from reft import _C, _voice
 from reft._link import host_memory, job_identity, vault_place
+from reft._link.mesh import Copies
 from reft._state import recomputed
 
 _LOOK_SEC = 1.0
@@ -28,6 +29,7 @@ class MemoryWatch:
 
     Args:
         oom_kills: as in `startup.Agreed`.
+        copies: what this node keeps for others.
 
     Attributes:
         given_up: why no snapshots are taken; "": they are.
@@ -39,9 +41,10 @@ class MemoryWatch:
         job: job_identity.Job,
         engine: _C.Rank,
         oom_kills: int,
+        copies: Copies | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._job, self._engine, self._clock = job, engine, clock
+        self._job, self._engine, self._copies, self._clock = job, engine, copies, clock
         self._watches = vault_place.in_memory(env["vault_dir"])
         self._look_at = self._settled_at = 0.0
         self._to_release = oom_kills > 0  # once nothing reads the older slots any more
@@ -63,7 +66,7 @@ class MemoryWatch:
         if self._to_release:
             self._to_release = False
             self._stage = 2 if self._everything else 1
-            self._engine.give_back(self._everything)
+            self._give_back()
         if self.given_up:
             recomputed.of_process.forget()
         now = self._clock()
@@ -86,9 +89,15 @@ class MemoryWatch:
             self._stage = 1
             self._engine.give_back(False)
 
+    def _give_back(self) -> int:
+        """Bytes of this rank's vault that are free now. Other nodes' copies go last, too."""
+        if self._stage == 2 and self._copies is not None:
+            self._copies.drop()
+        return self._engine.give_back(self._stage == 2)
+
     def _shrink(self, why: str) -> None:
         self._stage += 1
-        freed = self._engine.give_back(self._stage == 2)
+        freed = self._give_back()
         self.given_up = self.given_up or why
         self._engine.set_memory_marks(host_memory.oom_mark(), True)
         room = host_memory.tightest()

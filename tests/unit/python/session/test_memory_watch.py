@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -30,8 +32,10 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     yield answer
 
 
-def watch(engine: FakeEngine, clock: Clock, oom_kills: int = 0, vault_dir: str = "") -> MemoryWatch:
-    return MemoryWatch({"vault_dir": vault_dir}, job(), engine, oom_kills, clock)  # type: ignore[arg-type]
+def watch(
+    engine: FakeEngine, clock: Clock, oom_kills: int = 0, vault_dir: str = "", copies: Any = None
+) -> MemoryWatch:
+    return MemoryWatch({"vault_dir": vault_dir}, job(), engine, oom_kills, copies, clock)  # type: ignore[arg-type]
 
 
 def test_one_slot_then_none_while_memory_is_short(
@@ -54,6 +58,23 @@ def test_one_slot_then_none_while_memory_is_short(
     assert engine.given_back == [False, True]
     said = capfd.readouterr().err
     assert said.count("memory is short") == 2 and "no snapshot of this rank is left" in said
+
+
+def test_other_nodes_copies_go_last(short: list[bool]) -> None:
+    engine, clock, dropped = FakeEngine(), Clock(), []
+    copies = SimpleNamespace(drop=lambda: dropped.append(clock.now))
+    made = watch(engine, clock, copies=copies)
+    made.end("no space left on the disk of the vaults")
+    assert engine.given_back == [False] and not dropped, "memory is not the reason"
+    short[0] = True
+    clock.now += 1
+    made.point()
+    assert engine.given_back == [False, True] and len(dropped) == 1
+    short[0], after_oom = False, watch(FakeEngine(), clock, 1, copies=copies)
+    after_oom.point()
+    assert len(dropped) == 1
+    watch(FakeEngine(), clock, 2, copies=copies).point()
+    assert len(dropped) == 2
 
 
 def test_what_helped_against_waiting_for_memory_shows_only_later(
