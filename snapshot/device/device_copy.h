@@ -62,7 +62,8 @@ class DeviceCopy {
   // `to` lies in pinned memory.
   bool copy(int device, std::byte* to, const void* from, size_t bytes);
   // Makes sums on the device possible (snapshot/device/device_xor.h). From the thread that trains,
-  // before the first of them. False: DeviceXor::hindrance() says why.
+  // before the first of them. False: DeviceXor::hindrance() says why, or
+  // this object has no copy stream.
   bool prepareSum(int device);
   bool hasSum(int device) const;
   // The first `bytes` of the sum become zeros; bytes of the device become those of a cell, `at`

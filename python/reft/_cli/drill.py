@@ -37,6 +37,7 @@ from reft._cli import (
     words,
 )
 from reft._cli.drill_verdict import Run, Verdict
+from reft._link.protection import AUTO, is_copied
 
 EXIT_NOT_RUN = 2
 
@@ -452,6 +453,16 @@ def _lost_node(last: drill_verdict.Event, reference: Run) -> dict[str, Any]:
         )
     elif last["node_loss"]:
         text = f"not survived in spite of {protection}: {last['node_loss']}"
+    elif protection == AUTO:
+        text = (
+            "with auto, the ranks of a job with several nodes choose at the first step how what a"
+            " lost node had comes back; reft prints what they chose"
+        )
+    elif is_copied(protection):
+        text = (
+            f"with {protection}, all that a lost node had comes back from its copy on another node,"
+            " if the job has several"
+        )
     else:
         text = (
             f"with {protection}, what a lost node had comes back from the others, where the job has"

@@ -133,7 +133,8 @@ def _notes(
         " too.",
     ]
     if len(set(shape.nodes_of_a_group)) == 1:
-        notes.append("all replicas of a part are on one node: no protection survives its loss.")
+        only = "only peer" if shape.nodes > 1 else "no protection"
+        notes.append(f"all replicas of a part are on one node: {only} survives its loss.")
     return notes
 
 

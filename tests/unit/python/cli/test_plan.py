@@ -130,6 +130,7 @@ def test_a_job_that_cannot_be_is_refused() -> None:
 
 def test_one_node_says_that_nothing_helps() -> None:
     assert "no protection survives its loss" in run("--nodes", "1", "--state-gb", "1")
+    assert "only peer survives its loss" in run("--nodes", "8", "--replicas", "1", "--state-gb", "1")
 
 
 @pytest.mark.parametrize("failures", ["0", "0.001", "50"])
