@@ -155,9 +155,9 @@ class Announcer:
             return
         why = node_loss.survival(state, self._job.layout, protection).why
         if why and self._speaks(f"node loss/{protection}"):
-            whose = "" if self._first else f"rank {self._job.rank}: "
+            whose = "" if self._first else f" (rank {self._job.rank})"
             setting = f"REFT_SNAPSHOT_PROTECTION={protection}"
-            _voice.warn(f"a lost node is NOT survived ({setting}): {whose}{why}")
+            _voice.warn(f"a lost node is NOT survived ({setting}): {why}{whose}")
 
     def _speaks(self, what: str) -> bool:
         """Whether this rank is the first that asks: the same of many ranks is said once."""

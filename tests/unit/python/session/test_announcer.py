@@ -198,7 +198,7 @@ def test_a_rank_whose_state_a_lost_node_takes_says_so_once_for_all(terminal: Cal
         warnings = [line for line in one.lines() if "NOT survived" in line]
         assert len(warnings) == (rank == 2), warnings
         if warnings:
-            assert "rank 2: no other rank has 1 tensor of this rank (first: o0.p1)" in warnings[0]
+            assert "no other rank has 1 tensor of this rank (first: o0.p1) (rank 2)" in warnings[0]
 
 
 def test_a_resumed_attempt_warns_of_a_lost_node_too(terminal: Callable[..., Terminal]) -> None:
@@ -219,7 +219,7 @@ def test_a_resumed_attempt_warns_of_a_lost_node_too(terminal: Callable[..., Term
     shared.regions.append(lonely)
     whole.announcer.planned()
     whole.announcer.protected(shared, STATS, 1, [])
-    assert "rank 1: no other rank has 1 tensor" in whole.lines()[0]
+    assert "no other rank has 1 tensor of this rank (first: o0.p1) (rank 1)" in whole.lines()[0]
 
 
 def test_after_a_resume_only_the_agent_learns_it_again(terminal: Callable[..., Terminal]) -> None:
