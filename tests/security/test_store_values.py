@@ -136,7 +136,7 @@ def test_the_right_value_counts_although_a_foreign_one_was_there_first(
     store = trusted()
     for key in ("identity/0", "identity/1", "identity/2", "identity/node/0", "identity/job"):
         store.raw.set(key, DEEP)
-    settings = {"run_dir": "/run/reft", "job_id": "job", "snapshot_overhead_percent": 0}
+    settings = {"run_dir": "/run/reft", "job_id": "job", "snapshot_overhead_percent": 0, "snapshot_protection": "none"}
     with ThreadPoolExecutor(3) as pool:
         calls = [pool.submit(agreement.agree, store, rank, 3, settings) for rank in range(3)]
         agreed = [call.result(60) for call in calls]
@@ -239,7 +239,7 @@ def test_an_outsider_that_overwrites_everything_only_keeps_ranks_from_agreeing()
             overwritten.set()
 
     outsider = threading.Thread(target=overwrite)
-    settings = {"run_dir": "/run/reft", "job_id": "job", "snapshot_overhead_percent": 0}
+    settings = {"run_dir": "/run/reft", "job_id": "job", "snapshot_overhead_percent": 0, "snapshot_protection": "none"}
     store.put("round", "identity/1", 1, "{}")
     outsider.start()
     overwritten.wait(20)
