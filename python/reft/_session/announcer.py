@@ -106,16 +106,24 @@ class Announcer:
         small_bytes: int,
         uncaptured: list[notes.Note],
     ) -> None:
-        """After the first snapshot: what is protected and what is not. Later calls tell only of a
-        lost node, after `planned`."""
+        """After the first snapshot: what is protected and what is not. Later calls report a lost
+        node alone, after `planned`."""
+        speaks = not self._reported and self._first and self._env["banner"]
+        if not self._noted:
+            self._noted = self._reported = True
+            if speaks:
+                self._summarize(state, stats, small_bytes, uncaptured)
         if not self._node_loss_known:
-            self._warn_of_node_loss(state)
-        if self._noted:
-            return
-        self._noted = True
-        is_news, self._reported = not self._reported, True
-        if not is_news or not self._first or not self._env["banner"]:
-            return
+            self._node_loss_known = True
+            self._node_loss(state, speaks)
+
+    def _summarize(
+        self,
+        state: discovery.State,
+        stats: dict[str, Any],
+        small_bytes: int,
+        uncaptured: list[notes.Note],
+    ) -> None:
         shared = sum(1 for region in state.regions if region.ranks)
         parts = [
             f"{_voice.plural(len(state.regions), 'tensor')} ({shared} shared with replicas)",
@@ -131,7 +139,6 @@ class Announcer:
             f" {_voice.size(small_bytes)}; its vault takes {_voice.size(stats['vault_bytes'])} of"
             " host memory"
         )
-        self._node_loss(state)
         if len({r.tensor.get_device() for r in state.regions if r.tensor.is_cuda}) > 1:
             line = "overhead is not measured for a rank with state on several devices"
             if self._env["snapshot_overhead_percent"]:
@@ -146,21 +153,8 @@ class Announcer:
         """There is another plan: what is stored for a lost node may be enough no longer."""
         self._node_loss_known = False
 
-    def _warn_of_node_loss(self, state: discovery.State) -> None:
-        """Says if what is stored for a lost node is not enough for this rank's state, also in an
-        attempt that has resumed: its layout may be another one. One rank says so for all."""
-        self._node_loss_known = True
-        protection = self._env["snapshot_protection"]
-        if protection == "none":
-            return
-        why = node_loss.survival(state, self._job.layout, protection).why
-        if why and self._speaks(f"node loss/{protection}"):
-            whose = "" if self._first else f" (rank {self._job.rank})"
-            setting = f"REFT_SNAPSHOT_PROTECTION={protection}"
-            _voice.warn(f"a lost node is NOT survived ({setting}): {why}{whose}")
-
-    def _speaks(self, what: str) -> bool:
-        """Whether this rank is the first that asks: the same of many ranks is said once."""
+    def _is_first_to_report(self, what: str) -> bool:
+        """Whether no other rank of the attempt has reported `what`."""
         rank = str(self._job.rank)
         try:
             first = self._store.first_of(ROUND, f"said/{what}", self._job.rank, rank)
@@ -168,14 +162,25 @@ class Announcer:
             return True
         return first == rank.encode()
 
-    def _node_loss(self, state: discovery.State) -> None:
-        """How many lost nodes are survived. Another rank may know better, and warns."""
+    def _node_loss(self, state: discovery.State, speaks: bool) -> None:
+        """Whether what ranks store for a lost node is enough for the state of this one. A warning
+        comes from one rank for all, also after a resume: the layout may have changed.
+
+        Args:
+            speaks: whether this rank reports how many lost nodes are survived. A rank with other
+                state may warn.
+        """
         protection = self._env["snapshot_protection"]
         if protection == "none":
             return
         layout, setting = self._job.layout, f"REFT_SNAPSHOT_PROTECTION={protection}"
         survival = node_loss.survival(state, layout, protection)
         if survival.why:
+            if self._is_first_to_report(f"node loss/{protection}"):
+                whose = "" if self._first else f" (rank {self._job.rank})"
+                _voice.warn(f"a lost node is NOT survived ({setting}): {survival.why}{whose}")
+            return
+        if not speaks:
             return
         several = survival.nodes > 1
         any_of = f"any {survival.nodes} nodes" if several else "any node"
