@@ -19,7 +19,7 @@ from tools.devtools.results import TOO_LATE
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
-# time.monotonic() of the start after which no test begins: CI's machines have very different speeds.
+# time.monotonic() after which no test begins: CI's machines differ in speed.
 _LATEST_START = float(os.environ.get("TESTS_LATEST_START", "inf"))
 _ROOT = Path(__file__).resolve().parent.parent
 _WHOLE_JOBS = ("tests/fault/", "tests/integration/")

@@ -1,7 +1,7 @@
 """What servers share that import torch once and fork the scripts of tests.
 
-A forked script begins at the bottom of the stack, as a script does: `Become` unwinds the fork to the
-end of the server's file, which runs `compiled_script()` as `__main__`.
+A forked script begins at the bottom of the stack, as a script does: `Become` unwinds the fork to
+the end of the server's file, which runs `compiled_script()` as `__main__`.
 """
 
 import ctypes
@@ -34,8 +34,8 @@ def preload():
 
 
 def compiled_script():
-    """The code of `sys.argv[0]`, with `sys` as Python has it for a script. What the server's own
-    file has in `__main__` is gone."""
+    """The code of `sys.argv[0]`, with `sys` and `__main__` as Python sets them for a
+    script."""
     # Not line by line: a line that begins with a newline would be written in two parts, and other
     # ranks come in between.
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
@@ -49,16 +49,15 @@ def compiled_script():
         return compile(script.read(), sys.argv[0], "exec")
 
 
-def set_standard_files(log):
-    """Nothing on stdin; `log`, a path, gets the rest."""
-    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+def log_file(path):
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+
+def set_standard_files(out):
+    """Stdin is empty; stdout and stderr are `out`, a descriptor, which is closed."""
     null = os.open(os.devnull, os.O_RDONLY)
-    for fd, wanted in ((null, 0), (target, 1), (target, 2)):
+    for fd, wanted in ((null, 0), (out, 1), (out, 2)):
         os.dup2(fd, wanted)
-    os.close(target)
+    os.close(out)
     os.close(null)
-
-
-def exit_code(status):
-    return os.waitstatus_to_exitcode(status)
 

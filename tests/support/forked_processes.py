@@ -44,7 +44,9 @@ class _Server:
 class ForkedProcess:
     """What these tests need of subprocess.Popen."""
 
-    def __init__(self, server: _Server, argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> None:
+    def __init__(
+        self, server: _Server, argv: Sequence[str], env: Mapping[str, str], cwd: Path
+    ) -> None:
         self._server = server
         self.returncode: int | None = None
         self._said, theirs = os.pipe()

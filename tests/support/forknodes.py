@@ -40,7 +40,7 @@ class Rank:
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
-                self.returncode = forked.exit_code(status)
+                self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
     def wait(self, timeout=None):
@@ -101,7 +101,7 @@ def launch(request):
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
     os.setsid()
-    forked.set_standard_files(request["log"])
+    forked.set_standard_files(forked.log_file(request["log"]))
     if request["netns"]:
         namespace = os.open(request["netns"], os.O_RDONLY)
         succeed(forked.LIBC.setns(namespace, _CLONE_NEWNET))
@@ -145,7 +145,7 @@ def serve():
         request = json.loads(line)
         if "reap" in request:
             _, status = os.waitpid(request["reap"], 0)
-            print(json.dumps({"exit": forked.exit_code(status)}), flush=True)
+            print(json.dumps({"exit": os.waitstatus_to_exitcode(status)}), flush=True)
             continue
         pid = os.fork()
         if pid == 0:

@@ -23,11 +23,7 @@ _MESSAGE_BYTES = 1 << 20
 def become(request, out):
     os.setsid()
     forked.LIBC.prctl(_PR_SET_NAME, b"python")
-    null = os.open(os.devnull, os.O_RDONLY)
-    for fd, wanted in ((null, 0), (out, 1), (out, 2)):
-        os.dup2(fd, wanted)
-    os.close(null)
-    os.close(out)
+    forked.set_standard_files(out)
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
@@ -38,7 +34,7 @@ def become(request, out):
 def answer(request, files):
     if "reap" in request:
         pid, status = os.waitpid(request["reap"], os.WNOHANG)
-        return {"exit": forked.exit_code(status) if pid else None}
+        return {"exit": os.waitstatus_to_exitcode(status) if pid else None}
     pid = os.fork()
     if pid == 0:
         become(request, *files)

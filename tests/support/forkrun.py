@@ -76,7 +76,7 @@ def end(pids):
 
 def launch(request):
     os.setsid()
-    forked.set_standard_files(request["log"])
+    forked.set_standard_files(forked.log_file(request["log"]))
     read, write = os.pipe()
     store = os.fork()
     if store == 0:
@@ -94,7 +94,7 @@ def launch(request):
             failed = status != 0
             if failed:
                 print(
-                    f"forkrun: attempt {attempt}: pid {pid} ended with {forked.exit_code(status)}",
+                    f"forkrun: attempt {attempt}: pid {pid} ended with {os.waitstatus_to_exitcode(status)}",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -116,7 +116,7 @@ def serve():
             launch(request)
         print(json.dumps({"pid": pid}), flush=True)
         _, status = os.waitpid(pid, 0)
-        print(json.dumps({"exit": forked.exit_code(status)}), flush=True)
+        print(json.dumps({"exit": os.waitstatus_to_exitcode(status)}), flush=True)
     sys.stdout.flush()
     os._exit(0)
 

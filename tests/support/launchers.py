@@ -224,7 +224,7 @@ class Forkrun:
         self._exit()
 
     def close(self) -> None:
-        """Leaves the server to others; one that has ended, or that still has a job, to nobody."""
+        """Keeps the server for the next Forkrun, unless it has ended or still runs a job."""
         if self._process is None:
             return
         if self._running or self._process.poll() is not None:

@@ -53,7 +53,8 @@ class Bench:
         return self.start_command([sys.executable, str(script), *arguments], **env)
 
     def _fork(self, script: Path, *arguments: str, **env: str) -> ForkedProcess:
-        return forked_processes.start([str(script), *arguments], self._environment(env), self.folder)
+        words = [str(script), *arguments]
+        return forked_processes.start(words, self._environment(env), self.folder)
 
     def start_command(self, command: list[str], **env: str) -> subprocess.Popen[str]:
         return subprocess.Popen(

@@ -286,9 +286,8 @@ class Copies:
         others = [rank for source in self._sources_found or [] for rank in source["ranks"]]
         if others and self._copied:
             _voice.warn(
-                f"node {self._job.node}: memory is short: the copies of snapshots of"
-                f" {_voice.ranks(others)} that it kept are gone. If the node of these is lost,"
-                " nothing of them comes back"
+                f"node {self._job.node}: memory is short: dropped its copies of snapshots of"
+                f" {_voice.ranks(others)}. If their node is lost, these copies cannot restore it"
             )
 
     def _say(

@@ -2,7 +2,8 @@
 
 A vault takes memory that the job may need later. If little is left, or the processes of a control
 group wait for memory, the slot goes that a restart does not need, and snapshots end; if that does
-not help, the other slots and the copies of other nodes' snapshots go. If the kernel has ended a process of the control group all the same,
+not help, the other slots and the copies of other nodes' snapshots go. If the kernel has ended a
+process of the control group all the same,
 the next attempt resumes, and then does without snapshots; if it happens there as well, the attempt
 after that keeps nothing once it has resumed.
 
