@@ -554,6 +554,18 @@ TEST_P(MeshFetchTest, WhatArrivedInPartIsNoCopy) {
   EXPECT_TRUE(keeper_.mesh.copies().empty());
 }
 
+TEST_P(MeshFetchTest, ACopyThatTheRoomIsTooSmallForIsRefusedAndNamed) {
+  keeper_.mesh.fetch(kWorld, {1}, 1);
+  {
+    Peer peer = owner();
+    peer.say(MeshType::kOffer, payloadOf(owner_.head(0)));
+    EXPECT_EQ(answer(peer).kept, Kept::kNo);
+  }
+  const Mesh::Fetched found = outcome();
+  EXPECT_TRUE(found.ranks.empty());
+  EXPECT_EQ(found.problem.find("rank 1: "), 0u) << found.problem;
+}
+
 INSTANTIATE_TEST_SUITE_P(Mesh, MeshKeepersTest, testing::Bool(), mesh_test::tlsName);
 INSTANTIATE_TEST_SUITE_P(Mesh, MeshOwnersTest, testing::Bool(), mesh_test::tlsName);
 INSTANTIATE_TEST_SUITE_P(Mesh, MeshFetchTest, testing::Bool(), mesh_test::tlsName);
