@@ -8,6 +8,7 @@
 #include "c10d_backend/gil.h"
 #include "c10d_backend/live_backends.h"
 #include "c10d_backend/pending_writes.h"
+#include "c10d_backend/stream_ops.h"
 #include "c10d_backend/stream_wait.h"
 #include "intercept/base/fault.h"
 #include "intercept/base/hash.h"
@@ -109,7 +110,13 @@ WorkPtr ReftBackend::issue(const Target& target, const OpShape& shape, OpType ty
     const bool stands_in_it = shape.on_current_stream && target.where == ReftWork::Where::kDevice &&
                               !coalescing && op.bytes <= kLatencyBytes;
     const StreamWait marked(stands_in_it ? &log_ : nullptr, ticket);
+    if (target.where == ReftWork::Where::kDevice) {
+      sayWhenReached(log_, ticket);
+    }
     work = call();
+    if (target.where == ReftWork::Where::kDevice && shape.on_current_stream && !coalescing) {
+      sayWhenPassed(log_, ticket);
+    }
   } catch (...) {
     log_.markDone(ticket, /*failed=*/true);
     if (coalescing) {

@@ -4,6 +4,7 @@
 #include <ATen/core/jit_type.h>
 
 #include "c10d_backend/pending_writes.h"
+#include "c10d_backend/stream_ops.h"
 #include "c10d_backend/stream_wait.h"
 
 namespace reft {
@@ -31,7 +32,14 @@ ReftWork::ReftWork(WorkPtr inner, OpLog& log, uint64_t ticket, Where where, int 
       also_(std::move(also)) {
   if (where_ == Where::kDevice) {
     try {
-      watch(inner_->getFutureResult());
+      const FuturePtr result = inner_->getFutureResult();
+      watch(result);
+      if (result != nullptr) {
+        log_.flag(ticket_, OpFlag::kEndSeen);
+        for (const uint64_t ticket : also_) {
+          log_.flag(ticket, OpFlag::kEndSeen);
+        }
+      }
     } catch (...) {  // not every backend has a result future
     }
   }
@@ -72,6 +80,7 @@ void ReftWork::ordered() {
 
 void ReftWork::blockCurrentStream() {
   inner_->blockCurrentStream();
+  sayWhenStreamHasPassed();
   ordered();
 }
 
@@ -95,6 +104,15 @@ void ReftWork::watch(const FuturePtr& future) noexcept {
   }
 }
 
+void ReftWork::sayWhenStreamHasPassed() noexcept {
+  if (where_ == Where::kDevice && !done_.load(std::memory_order_relaxed)) {
+    sayWhenPassed(log_, ticket_);
+    for (const uint64_t ticket : also_) {
+      sayWhenPassed(log_, ticket);
+    }
+  }
+}
+
 // Functional collectives register the outer Work, but the inner Work unregisters only itself.
 void ReftWork::unregister() {
   if (c10d::allow_inflight_collective_as_graph_input()) {
@@ -112,6 +130,7 @@ bool ReftWork::isCompleted() {
 
 void ReftWork::synchronize() {
   inner_->synchronize();
+  sayWhenStreamHasPassed();
   ordered();
   unregister();
 }
@@ -131,6 +150,7 @@ bool ReftWork::wait(std::chrono::milliseconds timeout) {
   if (where_ == Where::kHost) {
     markDone(!succeeded);
   }
+  sayWhenStreamHasPassed();
   ordered();
   unregister();
   return succeeded;

@@ -57,6 +57,7 @@ class ReftWork final : public c10d::Work {
  private:
   void markDone(bool failed) noexcept;
   void ordered();
+  void sayWhenStreamHasPassed() noexcept;
   void watch(const FuturePtr& future) noexcept;
   void unregister();
 

@@ -173,6 +173,7 @@ void Look::addTo(RankEvidence& entry, const RankFacts& facts,
                      : facts.connection == 0 ? "is not connected"
                                              : "did not answer the request for its stacks";
     entry.error += (entry.error.empty() ? "" : "; ") + std::string(why);
+    forgetDevice(entry);
     addOutside(entry, facts.hidden ? std::nullopt : outside(facts.pid));
   }
   for (ChildProcess& child : entry.children) {

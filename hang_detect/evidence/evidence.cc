@@ -119,6 +119,12 @@ void addOpLog(RankEvidence& rank, const void* area, size_t bytes, int64_t now_ns
   }
 }
 
+void forgetDevice(RankEvidence& rank) {
+  for (OpEntry& op : rank.tail) {
+    op.reach_asked = op.reached = op.pass_asked = false;  // passed once is passed
+  }
+}
+
 void addStackReply(RankEvidence& rank, std::string_view payload) noexcept {
   try {
     const auto reply = parseJson(payload);

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "hang_detect/evidence/connections.h"
 #include "hang_detect/evidence/ending.h"
 #include "hang_detect/evidence/ops.h"
 #include "hang_detect/evidence/process_state.h"
@@ -67,6 +68,7 @@ struct RankEvidence {
   int running_threads = 0;   // of the rank
   int running_children = 0;  // processes that it started, and theirs
   std::vector<ChildProcess> children;
+  Connections connections;
   std::string error;  // reason for missing fields
 };
 
@@ -113,11 +115,15 @@ std::vector<CallingThread> callersOf(const std::vector<OpEntry>& ops);
 void addOpLog(RankEvidence& rank, const void* area, size_t bytes, int64_t now_ns, size_t count = 64,
               uint32_t writer = 0) noexcept;
 
+// Takes back what the tail says of a device: only the rank itself can look what its streams have
+// said since (OpLog::refresh), and it has not answered.
+void forgetDevice(RankEvidence& rank);
+
 // Fills answered and stacks from the payload of a kStackReply.
 void addStackReply(RankEvidence& rank, std::string_view payload) noexcept;
 
-// Fills alive, proc_state, tracer_pid, wait_channel, children and what runs from /proc, and states
-// of callers; drops callers that have ended.
+// Fills alive, proc_state, tracer_pid, wait_channel, children, connections and what runs from
+// /proc, and states of callers; drops callers that have ended.
 void addProcessState(RankEvidence& rank) noexcept;
 
 // Adds the ranks of another node, but for those that are present already. `shift_ns` converts its

@@ -24,6 +24,7 @@ using json_fields::text;
 using nlohmann::json;
 
 constexpr size_t kMaxRanks = 1u << 20;
+constexpr size_t kMaxAddress = 64;
 constexpr size_t kMaxOps = 1u << 10;  // of a rank, in each of its two lists
 
 OpEntry opOf(const json& entry) {
@@ -45,6 +46,11 @@ OpEntry opOf(const json& entry) {
   op.dtype = number<uint8_t>(entry, "dtype", 255);
   op.reduce_op = number<uint8_t>(entry, "reduce_op", 255);
   op.failed = flag(entry, "failed");
+  op.reach_asked = flag(entry, "reach_asked");
+  op.reached = flag(entry, "reached");
+  op.pass_asked = flag(entry, "pass_asked");
+  op.passed = flag(entry, "passed");
+  op.end_seen = flag(entry, "end_seen");
   return op;
 }
 
@@ -134,6 +140,19 @@ RankEvidence rankOf(const json& entry) {
                              text(child, "name"), text(child, "stacks_text"),
                              text(child, "error")});
   });
+  each(entry, "dead_connections", [&](const json& dead) {
+    rank.connections.dead.push_back(
+        {text(dead, "local", kMaxAddress), text(dead, "peer", kMaxAddress),
+         number<int64_t>(dead, "unacknowledged", 0), number<int>(dead, "resent", 0)});
+  });
+  if (const auto own = entry.find("addresses"); own != entry.end() && own->is_array()) {
+    for (const json& address : *own) {
+      if (address.is_string() && rank.connections.addresses.size() < kMaxOps) {
+        rank.connections.addresses.push_back(
+            address.get_ref<const std::string&>().substr(0, kMaxAddress));
+      }
+    }
+  }
   each(entry, "groups", [&](const json& group) {
     OpGroup read{};
     const std::string name = text(group, "name");
@@ -224,23 +243,34 @@ json withRanks(const HangEvidence& evidence) {
 }  // namespace
 
 json evidenceFields(const OpEntry& op) {
-  return {{"seq", op.seq},
-          {"peer", op.peer},
-          {"tag", op.tag},
-          {"bytes", op.bytes},
-          {"begin_ns", op.begin_ns},
-          {"enqueued_ns", op.enqueued_ns},
-          {"wait_begin_ns", op.wait_begin_ns},
-          {"wait_end_ns", op.wait_end_ns},
-          {"done_ns", op.done_ns},
-          {"signature", op.signature},
-          {"ticket", op.ticket},
-          {"kind", static_cast<int>(op.kind)},
-          {"group_index", op.group},
-          {"call_site_id", op.call_site},
-          {"dtype", op.dtype},
-          {"reduce_op", op.reduce_op},
-          {"failed", op.failed}};
+  json fields{{"seq", op.seq},
+              {"peer", op.peer},
+              {"tag", op.tag},
+              {"bytes", op.bytes},
+              {"begin_ns", op.begin_ns},
+              {"enqueued_ns", op.enqueued_ns},
+              {"wait_begin_ns", op.wait_begin_ns},
+              {"wait_end_ns", op.wait_end_ns},
+              {"done_ns", op.done_ns},
+              {"signature", op.signature},
+              {"ticket", op.ticket},
+              {"kind", static_cast<int>(op.kind)},
+              {"group_index", op.group},
+              {"call_site_id", op.call_site},
+              {"dtype", op.dtype},
+              {"reduce_op", op.reduce_op},
+              {"failed", op.failed}};
+  // Of ops on devices only: others would have five zeros each.
+  for (const auto& [name, set] : {std::pair{"reach_asked", op.reach_asked},
+                                  {"reached", op.reached},
+                                  {"pass_asked", op.pass_asked},
+                                  {"passed", op.passed},
+                                  {"end_seen", op.end_seen}}) {
+    if (set) {
+      fields[name] = true;
+    }
+  }
+  return fields;
 }
 
 json evidenceFields(const RankEvidence& rank) {
@@ -262,6 +292,13 @@ json evidenceFields(const RankEvidence& rank) {
                         {"name", child.name},
                         {"stacks_text", child.stacks.text()},
                         {"error", child.error}});
+  }
+  json dead = json::array();
+  for (const DeadConnection& connection : rank.connections.dead) {
+    dead.push_back({{"local", connection.local},
+                    {"peer", connection.peer},
+                    {"unacknowledged", connection.unacknowledged},
+                    {"resent", connection.resent}});
   }
   json call_sites = json::object();
   for (const auto& [id, site] : rank.call_sites) {
@@ -291,6 +328,8 @@ json evidenceFields(const RankEvidence& rank) {
           {"running_children", rank.running_children},
           {"children", std::move(children)},
           {"groups", std::move(groups)},
+          {"addresses", rank.connections.addresses},
+          {"dead_connections", std::move(dead)},
           {"past", pastFields(rank.past)},
           {"call_sites", std::move(call_sites)},
           {"stacks_text", rank.stacks.text()},
@@ -317,6 +356,7 @@ std::string evidenceJson(HangEvidence evidence, size_t limit) {
   if (text.size() > limit) {
     for (RankEvidence& rank : evidence.ranks) {
       rank.past.clear();
+      rank.connections.addresses.clear();
     }
     text = withRanks(evidence).dump(-1, ' ', false, json::error_handler_t::replace);
   }

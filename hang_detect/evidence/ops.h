@@ -14,7 +14,17 @@ namespace reft {
 
 // Begun, and not known to be done. The log seldom learns that an op on a device is done.
 inline bool isOpen(const OpEntry& op) {
-  return op.begin_ns != 0 && op.done_ns == 0 && !op.failed;
+  return op.begin_ns != 0 && op.done_ns == 0 && !op.failed && !op.passed;
+}
+
+// Open, and the device has not come to it: its stream, which was asked to say so, has not.
+inline bool isAheadOfDevice(const OpEntry& op) {
+  return isOpen(op) && op.reach_asked && !op.reached;
+}
+
+// Open, and the device is in it: a stream has not passed it, or its end would have been seen.
+inline bool isHeldOnDevice(const OpEntry& op) {
+  return isOpen(op) && !isAheadOfDevice(op) && (op.pass_asked || (op.reached && op.end_seen));
 }
 
 // Open, and its caller is inside the call or inside wait().

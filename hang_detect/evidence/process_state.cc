@@ -174,6 +174,7 @@ void addProcessState(RankEvidence& rank) noexcept {
     for (const int descendant : descendantsOf(rank.pid)) {
       rank.running_children += runs(procStat(descendant));
     }
+    rank.connections = connectionsOf(rank.pid);
     for (const int child : childrenOf(rank.pid)) {
       const auto stat = procStat(child);
       rank.children.push_back(

@@ -9,6 +9,8 @@
 
 #include "intercept/base/json.h"
 #include "intercept/base/log.h"
+#include "intercept/record/device_ops.h"
+#include "intercept/record/op_log.h"
 
 namespace reft {
 
@@ -42,7 +44,8 @@ void installStackReplies(AgentClient& client, int rank, StackPrinter printer) {
   // The handler lives in the client and runs on its thread, which the client's destructor joins:
   // `client` is alive.
   client.handle(wire::Type::kStackRequest, [&client, dumper, rank](const wire::Frame& frame) {
-    permitReading(client.welcome());  // the agent may be another process by now
+    permitReading(client.welcome());             // the agent may be another process by now
+    processOpLog().refresh(processDeviceOps());  // the agent reads the log after the answer
     const StackDump dump = dumper->dump();
     logDebug("hang", "rank ", rank, " answers a stack request with ", dump.text.size(), " bytes",
              dump.error.empty() ? "" : ", error: ", dump.error);

@@ -103,6 +103,18 @@ json stacksJson(const Stacks& stacks, json& native) {
   return threads;
 }
 
+json deadPathsJson(const HangEvidence& evidence, const Verdict& verdict) {
+  json paths = json::array();
+  for (const DeadPath& path : verdict.dead_paths) {
+    paths.push_back({{"from", evidence.ranks[path.from].rank},
+                     {"to", evidence.ranks[path.to].rank},
+                     {"both", path.both},
+                     {"unacknowledged", path.unacknowledged},
+                     {"resent", path.resent}});
+  }
+  return paths;
+}
+
 json rankJson(const RankEvidence& rank, int64_t now_ns) {
   json pending = json::array();
   json tail = json::array();
@@ -382,6 +394,7 @@ std::string hangReportJson(const HangEvidence& evidence, const Verdict& verdict)
                  {"seq", verdict.seq},
                  {"detected_after_sec", verdict.waited_sec},
                  {"disagreements", std::move(disagreements)},
+                 {"dead_paths", deadPathsJson(evidence, verdict)},
                  {"evidence", verdict.evidence},
                  {"advice", verdict.advice},
                  {"remedy", remedyName(verdict.remedy)},

@@ -41,8 +41,9 @@ std::string verdictText(const HangEvidence& evidence, const Verdict& verdict) {
   const bool named = verdict.confidence != Confidence::kUndecidable;
   const auto& list = named ? verdict.culprits : verdict.candidates;
   if (list.empty()) {
-    add(verdict.state == VerdictState::kHealthy ? "no rank holds up the job"
-                                                : "inconclusive: the evidence names no rank",
+    add(!verdict.dead_paths.empty()               ? "culprit: the network, and no rank"
+        : verdict.state == VerdictState::kHealthy ? "no rank holds up the job"
+                                                  : "inconclusive: the evidence names no rank",
         2, 2);
   }
   for (size_t i = 0; i < list.size() && i < 4; ++i) {

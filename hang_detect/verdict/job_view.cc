@@ -91,7 +91,8 @@ JobView::JobView(const HangEvidence& evidence)
     : evidence_(evidence), groups_(groupLogs(evidence.ranks)), places_(evidence.ranks.size()) {}
 
 bool JobView::isHeld(size_t rank, const OpEntry& op) const {
-  return reft::isHeld(op) || (isUnwaited(op) && placeOf(rank) == CallerPlace::kFutures);
+  return reft::isHeld(op) || isHeldOnDevice(op) ||
+         (isUnwaited(op) && placeOf(rank) == CallerPlace::kFutures);
 }
 
 const OpEntry* JobView::newestHeld(size_t rank) const {

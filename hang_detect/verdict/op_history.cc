@@ -180,7 +180,9 @@ bool waitsAtAFamiliarPlace(const JobView& view, const std::set<size_t>& waiting,
       }
       const Site site = siteOf(rank, open);
       const auto times = std::count_if(rank.tail.begin(), rank.tail.end(), [&](const OpEntry& op) {
-        return siteOf(rank, op) == site && !view.isHeld(r, op) && !op.failed;
+        // How long a stream waited is known only of ops that were seen to end.
+        return siteOf(rank, op) == site && !view.isHeld(r, op) && !op.failed &&
+               (op.done_ns != 0 || !isHeldOnDevice(open));
       });
       const auto longest = longest_sec.find(site);
       const double longest_here = longest == longest_sec.end() ? 0 : longest->second;

@@ -266,6 +266,13 @@ Culprit describeRank(const RankEvidence& rank) {
   return culprit;
 }
 
+const SuspectRule& deviceBehindRule() {
+  static constexpr SuspectRule kRule = {
+      "device behind", "device_behind", Excuse::kNewPlaceOnly, [](const Suspect&) { return false; },
+      [](const Suspect& s) { return "waits for its device" + at(s); }};
+  return kRule;
+}
+
 bool isStopped(const RankEvidence& rank) {
   return rank.alive && (rank.proc_state == "T" || rank.proc_state == "t");
 }

@@ -24,6 +24,7 @@ enum class Excuse : uint8_t {
   kAlways,        // healthy jobs take long there, too
   kNewPlaceOrIo,  // while the job waits at a new place, or while the rank's I/O goes on
   kNewPlace,      // while the job waits at a new place
+  kNewPlaceOnly,  // the same, and its use of a processor says nothing: it may wait for a device so
 };
 
 // The fields of a rank's evidence that the rules read, derived once.
@@ -65,6 +66,9 @@ struct Culprit {
 };
 
 Culprit describeRank(const RankEvidence& rank);
+
+// Of a rank whose device has not reached an op. Only the wait-for graph shows that.
+const SuspectRule& deviceBehindRule();
 
 bool isStopped(const RankEvidence& rank);
 // Dead or stopped. Such a rank waits for no other, whatever its op log holds.

@@ -88,11 +88,14 @@ class Decision {
   bool stopped();
   bool cycle();
   bool mismatchedMessages();
+  bool network();
   bool allBegun();
   bool outside();
   bool failedCollective();
+  bool devicesBehind();
   bool noWait();
 
+  void describeBehind(std::vector<Culprit>& missing) const;
   void excuseMissing(const std::vector<Culprit>& missing);
   bool excuses(const Culprit& culprit) const;
   bool diedIn(size_t rank, const Disagreement& found);
@@ -100,6 +103,7 @@ class Decision {
   OpKind heldKind(size_t rank) const;
   std::optional<Departure> departureOf(const std::set<size_t>& ranks) const;
   bool familiarPlace() const;
+  bool allDevicesAreIn() const;
   VerdictState stateByTime() const { return still_ ? VerdictState::kHang : VerdictState::kSlow; }
   void addEvidence(std::string sentence) { result_.evidence.push_back(std::move(sentence)); }
   // Sets the verdict, and returns the list in which `ranks` now are.
@@ -134,9 +138,11 @@ const Decision::Row Decision::kCases[] = {
     {"stopped", &Decision::stopped},
     {"cycle", &Decision::cycle},
     {"mismatched messages", &Decision::mismatchedMessages},
+    {"network", &Decision::network},
     {"all begun", &Decision::allBegun},
     {"outside", &Decision::outside},
     {"failed collective", &Decision::failedCollective},
+    {"devices behind", &Decision::devicesBehind},
     {"no wait", &Decision::noWait},
 };
 
@@ -317,12 +323,29 @@ bool Decision::missing() {
   const bool all_out = std::all_of(ends_.sinks.begin(), ends_.sinks.end(),
                                    [this](size_t sink) { return isOutOfAction(ranks_[sink]); });
   const bool undecidable = ((ends_.outside || ends_.stuck) && !all_out) || !ends_.cycles.empty();
-  excuseMissing(finish(stateByTime(), "missing", "P1",
-                       undecidable     ? Confidence::kUndecidable
-                       : ends_.outside ? Confidence::kLikely
-                                       : Confidence::kCertain,
-                       named));
+  std::vector<Culprit>& missing = finish(stateByTime(), "missing", "P1",
+                                         undecidable     ? Confidence::kUndecidable
+                                         : ends_.outside ? Confidence::kLikely
+                                                         : Confidence::kCertain,
+                                         named);
+  describeBehind(missing);
+  excuseMissing(missing);
   return true;
+}
+
+// Ranks whose hosts have begun the op, and whose devices keep the others waiting.
+void Decision::describeBehind(std::vector<Culprit>& missing) const {
+  for (Culprit& culprit : missing) {
+    for (const size_t rank : view_.indicesOf({culprit.rank})) {
+      const auto found = graph_.behind().find(rank);
+      if (found == graph_.behind().end() || isOutOfAction(ranks_[rank])) {
+        continue;
+      }
+      culprit.rule = &deviceBehindRule();
+      culprit.reason = culprit.rule->reason;
+      culprit.text = behindText(view_, culprit.rank, *found->second);
+    }
+  }
 }
 
 // The others wait for all of the missing ranks: one that is at work explains it, unless another one
@@ -355,6 +378,7 @@ bool Decision::excuses(const Culprit& culprit) const {
     case Excuse::kAlways: return true;
     case Excuse::kNewPlaceOrIo: return works || movesData(*rank) || !familiarPlace();
     case Excuse::kNewPlace: return works || !familiarPlace();
+    case Excuse::kNewPlaceOnly: return !familiarPlace();
   }
   return false;
 }
@@ -452,6 +476,20 @@ bool Decision::mismatchedMessages() {
   return true;
 }
 
+// Every party to an op has begun it, and connections between some of them are dead.
+bool Decision::network() {
+  result_.dead_paths =
+      ends_.stuck ? deadPaths(view_, graph_.waitingRanks()) : std::vector<DeadPath>{};
+  if (result_.dead_paths.empty()) {
+    return false;
+  }
+  finish(stateByTime(), "network", "P3", Confidence::kLikely, {});
+  for (std::string& sentence : deadPathSentences(view_, result_.dead_paths)) {
+    addEvidence(std::move(sentence));
+  }
+  return true;
+}
+
 bool Decision::allBegun() {
   if (!ends_.stuck) {
     return false;
@@ -460,11 +498,23 @@ bool Decision::allBegun() {
   const bool excused = still_ && !hard_ && !familiarPlace();
   finish(excused ? VerdictState::kSlow : stateByTime(), "all_in", "P3", Confidence::kUndecidable,
          {});
-  addEvidence(excused ? "every member has begun the op, at a place where none "
-                        "has waited before: slow, not hung"
-                      : "every member has begun the op and it does not end: "
-                        "a network or a device may be at fault");
+  const std::string in = allDevicesAreIn() ? "the devices of all members are in the op"
+                                           : "every member has begun the op";
+  addEvidence(in + (excused ? ", at a place where none has waited before: slow, not hung"
+                            : " and it does not end: a network or a device may be at fault"));
   return true;
+}
+
+bool Decision::allDevicesAreIn() const {
+  return std::all_of(graph_.waits().begin(), graph_.waits().end(), [](const Wait& wait) {
+    const auto* collective = std::get_if<CollectiveWait>(&wait);
+    return collective != nullptr && collective->all_begun &&
+           std::all_of(collective->group->members.begin(), collective->group->members.end(),
+                       [&](const Member& member) {
+                         const OpEntry* op = member.find(collective->seq);
+                         return op != nullptr && op->reached;
+                       });
+  });
 }
 
 bool Decision::outside() {
@@ -483,6 +533,25 @@ bool Decision::failedCollective() {
   }
   finish(VerdictState::kHang, "collective_failed", "P4", Confidence::kUndecidable, {});
   addEvidence("ranks ended because an op failed, and none ended before them");
+  return true;
+}
+
+// No device has reached an op that its host has begun: each of them works, or waits for something
+// that is no op.
+bool Decision::devicesBehind() {
+  std::set<size_t> behind;
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    if (std::any_of(ranks_[r].tail.begin(), ranks_[r].tail.end(), isAheadOfDevice)) {
+      behind.insert(r);
+    }
+  }
+  if (!still_ || behind.empty()) {
+    return false;
+  }
+  finish(hard_ ? VerdictState::kHang : VerdictState::kSlow, "device_behind", "P5",
+         Confidence::kUndecidable, behind);
+  result_.at_work = !hard_;
+  addEvidence("no device has reached the ops that its host has begun since");
   return true;
 }
 

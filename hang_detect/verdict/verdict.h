@@ -4,7 +4,7 @@
 // so a verdict can be recomputed from the report that an agent wrote (evidenceFromJson()). A
 // verdict names a rank only where the evidence does; otherwise it is `undecidable` and lists the
 // candidates. Its parts are job_view.h, wait_graph.h (Note [wait-for graph]), suspect.h,
-// disagreement.h, op_history.h and habit.h. docs/hang.md lists all classes.
+// disagreement.h, dead_paths.h, op_history.h and habit.h. docs/hang.md lists all classes.
 //
 // Threads: free functions, re-entrant.
 // Errors:  none, whatever the evidence holds (except std::bad_alloc).
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "hang_detect/evidence/evidence.h"
+#include "hang_detect/verdict/dead_paths.h"
 #include "hang_detect/verdict/disagreement.h"
 #include "hang_detect/verdict/suspect.h"
 
@@ -46,6 +47,7 @@ struct Verdict {
   bool could_come = false;  // nothing known keeps any awaited rank from coming
   double waited_sec = 0;    // since the newest sign of progress of any rank
   std::vector<Disagreement> disagreements;
+  std::vector<DeadPath> dead_paths;   // of class `network`: what the culprit is, and no rank
   std::vector<std::string> evidence;  // sentences
   std::string advice;                 // next step for the user
   Remedy remedy = Remedy::kNone;      // of a crash

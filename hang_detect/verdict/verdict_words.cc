@@ -66,6 +66,10 @@ std::string sentenceOf(const JobView& view, const CollectiveWait& wait) {
   } else if (wait.all_begun) {
     text += "; every member has begun it";
   }
+  if (!wait.behind.empty()) {
+    text += "; not reached by the " + plural(wait.behind.size(), "device", "devices") + " of " +
+            words::rankList(view.numbersOf(wait.behind));
+  }
   if (!wait.out_of_reach.empty()) {
     text += "; the log of " + words::rankList(view.numbersOf(wait.out_of_reach)) +
             " does not reach back to this group";
@@ -87,7 +91,9 @@ std::string sentenceOf(const JobView& view, const MessageWait& wait) {
                                                            : ", not visible from this node");
   }
   text += " (rank " + std::to_string(view.ranks()[wait.peer->rank].rank) + ")";
-  if (wait.match != nullptr) {
+  if (wait.peer_behind) {
+    text += ", whose device has not reached the matching op";
+  } else if (wait.match != nullptr) {
     text += ", which is in the matching op";
     if (wait.match->signature != wait.op->signature) {
       text += " with another size or type (" + words::bytes(wait.op->bytes) + " and " +
@@ -192,6 +198,16 @@ std::string whereInOp(const JobView& view, int number) {
   return "";
 }
 
+std::string behindText(const JobView& view, int number, const OpEntry& op) {
+  for (const size_t r : view.indicesOf({number})) {
+    const RankEvidence& rank = view.ranks()[r];
+    return "the device of rank " + std::to_string(number) + " has not reached " +
+           words::opName(op, rank) + callSite(rank, op, ", called at ") +
+           ": something that was launched before does not end, or waits";
+  }
+  return "";
+}
+
 std::string departureText(const JobView& view, const Departure& departure) {
   const RankEvidence& rank = view.ranks()[departure.rank];
   return " departs from its habit: it calls " + nameOf(rank, departure.instead) +
@@ -231,6 +247,13 @@ std::string adviceFor(const HangEvidence& evidence, const Verdict& verdict) {
     const Culprit& first = verdict.culprits.front();
     return "kill -CONT " + std::to_string(first.pid) +
            (evidence.nodes > 1 ? ", on " + first.host : "");
+  }
+  if (what == "network") {
+    return "check the network between these hosts: links, switches, firewall rules";
+  }
+  if (what == "device_behind") {
+    return "see what that rank launches before this op; run it with CUDA_LAUNCH_BLOCKING=1 to stop "
+           "at the kernel";
   }
   if (what == "data_loading") {
     return "check that rank's data workers and its storage";

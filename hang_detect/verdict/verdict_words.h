@@ -40,6 +40,9 @@ std::vector<std::string> waitSentences(const JobView& view, const WaitGraph& gra
 // ": it is in all_reduce seq 6 of group default, called at train.py:9"; "" if it waits in no op.
 std::string whereInOp(const JobView& view, int rank);
 
+// "the device of rank 3 has not reached all_reduce seq 6 of group default, called at train.py:9: …"
+std::string behindText(const JobView& view, int rank, const OpEntry& op);
+
 // " departs from its habit: it calls recv from 2 at jobs/train.py:9 step, where it has called send
 // to 2 at jobs/train.py:8 step all 7 times before"
 std::string departureText(const JobView& view, const Departure& departure);

@@ -37,6 +37,13 @@ WaitGraph::WaitGraph(const JobView& view) : view_(view), nodes_(view.ranks().siz
     addMessages(group);
   }
   addCoalesced();
+  for (const Wait& wait : waits_) {
+    if (const auto* collective = std::get_if<CollectiveWait>(&wait)) {
+      for (const size_t rank : collective->missing) {
+        behind_.erase(rank);
+      }
+    }
+  }
 }
 
 const Wait* WaitGraph::widestWait() const {
@@ -93,8 +100,13 @@ void WaitGraph::addCollectives(const GroupLog& group) {
 
 bool WaitGraph::waitsIn(const Member& member, uint32_t seq, bool some_are_missing) const {
   const auto at = member.from(seq);
-  if (at != member.ops.end() && (*at)->seq == seq && view_.isHeld(member.rank, **at)) {
-    return true;
+  if (at != member.ops.end() && (*at)->seq == seq) {
+    if (isAheadOfDevice(**at)) {
+      return false;
+    }
+    if (view_.isHeld(member.rank, **at)) {
+      return true;
+    }
   }
   // Later ops of the group wait behind this one, which may be over for this rank (as for a
   // broadcast's root).
@@ -117,10 +129,13 @@ void WaitGraph::addCollective(const GroupLog& group, uint32_t seq) {
       wait.missing.push_back(member.rank);
     } else if (op != nullptr && isOpen(*op) && isOutOfAction(view_.ranks()[member.rank])) {
       gone_inside.push_back(member.rank);
+    } else if (op != nullptr && isAheadOfDevice(*op)) {
+      wait.behind.push_back(member.rank);
     }
   }
+  const bool some_are_missing = !wait.missing.empty() || !wait.behind.empty();
   for (const Member& member : group.members) {
-    if (!isOutOfAction(view_.ranks()[member.rank]) && waitsIn(member, seq, !wait.missing.empty())) {
+    if (!isOutOfAction(view_.ranks()[member.rank]) && waitsIn(member, seq, some_are_missing)) {
       wait.waiting.push_back(member.rank);
       wait.op = wait.op != nullptr ? wait.op : member.find(seq);
     }
@@ -132,6 +147,7 @@ void WaitGraph::addCollective(const GroupLog& group, uint32_t seq) {
   Node& node = nodes_.emplace_back();
   node.edges = wait.missing;
   node.edges.insert(node.edges.end(), gone_inside.begin(), gone_inside.end());
+  node.edges.insert(node.edges.end(), wait.behind.begin(), wait.behind.end());
   node.outside = !wait.out_of_reach.empty() || group.invisibleMembers() > 0;
   node.stuck = node.edges.empty() && !node.outside;
   for (const size_t rank : wait.waiting) {
@@ -139,6 +155,11 @@ void WaitGraph::addCollective(const GroupLog& group, uint32_t seq) {
     waiting_.insert(rank);
   }
   wait.all_begun = nodes_[index].stuck;
+  for (const Member& member : group.members) {
+    if (std::find(wait.behind.begin(), wait.behind.end(), member.rank) != wait.behind.end()) {
+      behind_.emplace(member.rank, member.find(seq));
+    }
+  }
   waits_.emplace_back(std::move(wait));
 }
 
@@ -148,7 +169,7 @@ void WaitGraph::addMessages(const GroupLog& group) {
       continue;
     }
     for (const OpEntry* op : member.p2p) {
-      if (view_.isHeld(member.rank, *op)) {
+      if (view_.isHeld(member.rank, *op) && !isAheadOfDevice(*op)) {
         addMessage(group, member, *op);
       }
     }
@@ -186,7 +207,11 @@ void WaitGraph::addMessage(const GroupLog& group, const Member& member, const Op
   wait.peer_done = isWholeLog(view_.ranks()[member.rank]) && isWholeLog(view_.ranks()[peer.rank]) &&
                    countMessages(peer, !is_send, member.group_rank, op.tag, nullptr) >=
                        countMessages(member, is_send, op.peer, op.tag, &op);
-  if (wait.match != nullptr || wait.peer_done) {
+  wait.peer_behind = wait.match != nullptr && isAheadOfDevice(*wait.match);
+  if (wait.peer_behind) {
+    node.edges.push_back(peer.rank);
+    behind_.emplace(peer.rank, wait.match);
+  } else if (wait.match != nullptr || wait.peer_done) {
     node.stuck = true;
     wait.crossed = nullptr;
   } else {

@@ -12,12 +12,18 @@
 // that is not held counts only where a member has not begun it, and not if the stack shows that the
 // rank waits for something else.
 //
+// Where streams say what they have come to (intercept/record/device_ops.h), a member whose device
+// has not reached an op in which others are is *behind*: they wait for it, as for one that has not
+// begun the op. It does not wait there itself; if its stream stands in an earlier op, it waits in
+// that one.
+//
 // Threads: a WaitGraph belongs to one thread; it points into the view, which must outlive it.
 // Errors:  none.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <set>
 #include <utility>
 #include <variant>
@@ -35,6 +41,7 @@ struct CollectiveWait {
   const OpEntry* op = nullptr;  // as a waiting rank has it; nullptr if all wait in later ops
   std::vector<size_t> waiting;
   std::vector<size_t> missing;       // have not begun it
+  std::vector<size_t> behind;        // have begun it, and their devices have not reached it
   std::vector<size_t> out_of_reach;  // their logs do not reach back to the group
   bool all_begun = false;
 };
@@ -47,6 +54,7 @@ struct MessageWait {
   const OpEntry* match = nullptr;    // the peer's open op with the same tag
   const OpEntry* crossed = nullptr;  // without a match: its open op with another tag
   bool peer_done = false;            // the peer has sent or received its part already
+  bool peer_behind = false;          // `match` is an op that the peer's device has not reached
 };
 
 struct CoalescedWait {
@@ -69,6 +77,9 @@ class WaitGraph {
 
   const std::vector<Wait>& waits() const { return waits_; }
   const std::set<size_t>& waitingRanks() const { return waiting_; }
+  // Ranks that are behind in an op in which others wait, and that op as they have it. Without
+  // those that some others wait for because they have not begun an op.
+  const std::map<size_t, const OpEntry*>& behind() const { return behind_; }
   // Pairs of ranks whose messages differ in tag, size or type.
   const std::set<std::pair<size_t, size_t>>& mismatches() const { return mismatches_; }
   // The collective in which most ranks wait, or else the first message; nullptr if none waits.
@@ -95,6 +106,7 @@ class WaitGraph {
   std::vector<Node> nodes_;  // ranks first, then collectives
   std::vector<Wait> waits_;
   std::set<size_t> waiting_;
+  std::map<size_t, const OpEntry*> behind_;
   std::set<std::pair<size_t, size_t>> mismatches_;
 };
 

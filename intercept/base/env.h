@@ -143,6 +143,10 @@ namespace reft {
     "Search for a hang if no rank makes progress for this long while a collective or message is " \
     "open, and write a report if it is one. If the missing rank may have a good reason to be " \
     "late, the report waits for ten times as long (docs/hang.md).") \
+  X(hang_device_marks, "REFT_HANG_DEVICE_MARKS", kFlag, "1", "0|1", \
+    "Whether CUDA streams write into host memory when they reach a collective and when they have " \
+    "passed it, so that a verdict can name the rank whose device does not come (docs/hang.md). Two " \
+    "calls to the driver for each collective on a device; 0: none.") \
   X(crash_verdict, "REFT_CRASH_VERDICT", kFlag, "1", "0|1", \
     "Whether a rank tells its agent how it ends, so that a verdict names the rank that failed " \
     "first (docs/crash.md). 0: no handlers of exceptions and faults, and torchrun's error file is " \

@@ -11,13 +11,14 @@
 #include <unistd.h>
 
 #include "intercept/base/error.h"
+#include "intercept/record/device_ops.h"
 #include "intercept/record/op_events.h"
 
 namespace reft {
 
 namespace {
 
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 constexpr size_t kFixedBytes = sizeof(OpLogHeader) + OpLogHeader::kMaxGroups * sizeof(OpGroup) +
                                OpLogHeader::kMaxCallSites * sizeof(OpCallSite);
 
@@ -98,6 +99,7 @@ OpLog::~OpLog() {
 }
 
 void OpLog::moveTo(void* area, uint32_t capacity) {
+  const MutexLock lock(moving_);
   OpLogHeader* from = header_.load();
   if (area == nullptr) {
     area = own_area_;
@@ -189,7 +191,7 @@ uint64_t OpLog::begin(const Op& op) noexcept {
   record.kind = op.kind;
   record.dtype = op.dtype;
   record.reduce_op = op.reduce_op;
-  record.failed.store(0, std::memory_order_relaxed);
+  record.flags.store(0, std::memory_order_relaxed);
   record.tag = op.tag;
   record.thread = OpThread::current();
   record.ticket.store(index + 1, std::memory_order_release);
@@ -264,10 +266,34 @@ void OpLog::markWaitEnd(uint64_t ticket) noexcept {
 void OpLog::markDone(uint64_t ticket, bool failed) noexcept {
   const int64_t now = clock_.nowNs();
   if (OpRecord* record = recordOf(ticket)) {
-    record->failed.store(failed ? 1 : 0, std::memory_order_relaxed);
+    if (failed) {
+      record->flags.fetch_or(OpFlag::kFailed, std::memory_order_relaxed);
+    }
     mark(ticket, &OpRecord::done_ns, now);
   }
   tellMark(OpEvent::kDone, ticket, now);
+}
+
+void OpLog::flag(uint64_t ticket, uint8_t flags) noexcept {
+  if (OpRecord* record = recordOf(ticket)) {
+    record->flags.fetch_or(flags, std::memory_order_relaxed);
+  }
+}
+
+void OpLog::refresh(const DeviceOps& device, uint64_t count) noexcept {
+  const MutexLock lock(moving_);
+  const OpLogHeader* const header = header_.load(std::memory_order_acquire);
+  const uint64_t newest = header->next_ticket.load(std::memory_order_acquire);
+  // Older words in `device` may be of other ops.
+  const uint64_t keep = std::min<uint64_t>({newest, count, header->capacity, DeviceOps::kOps / 2});
+  for (uint64_t ticket = newest - keep + 1; ticket <= newest; ++ticket) {
+    OpRecord* const record = recordOf(ticket);
+    const uint8_t flags = record == nullptr ? 0 : record->flags.load(std::memory_order_relaxed);
+    const bool reached = (flags & OpFlag::kReachAsked) != 0 && device.reached(ticket);
+    const bool passed = (flags & OpFlag::kPassAsked) != 0 && device.passed(ticket);
+    flag(ticket,
+         static_cast<uint8_t>((reached ? OpFlag::kReached : 0) | (passed ? OpFlag::kPassed : 0)));
+  }
 }
 
 OpLog& processOpLog() {
@@ -350,7 +376,13 @@ std::vector<OpEntry> OpLogReader::tail(size_t count) const {
     entry.kind = record.kind;
     entry.dtype = record.dtype;
     entry.reduce_op = record.reduce_op;
-    entry.failed = record.failed.load(std::memory_order_relaxed) != 0;
+    const uint8_t flags = record.flags.load(std::memory_order_relaxed);
+    entry.failed = (flags & OpFlag::kFailed) != 0;
+    entry.reach_asked = (flags & OpFlag::kReachAsked) != 0;
+    entry.reached = (flags & OpFlag::kReached) != 0;
+    entry.pass_asked = (flags & OpFlag::kPassAsked) != 0;
+    entry.passed = (flags & OpFlag::kPassed) != 0;
+    entry.end_seen = (flags & OpFlag::kEndSeen) != 0;
     entry.tag = record.tag;
     entry.thread = record.thread;
     std::atomic_thread_fence(std::memory_order_acquire);

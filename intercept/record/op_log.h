@@ -61,6 +61,16 @@ constexpr uint64_t kLatencyBytes = uint64_t{64} << 10;
 // "all_reduce", "send", …; "unknown" for other values.
 const char* opKindName(OpKind kind);
 
+// How an op ended, and where it stands on its device (device_ops.h).
+struct OpFlag {
+  static constexpr uint8_t kFailed = 1;      // ended with an exception
+  static constexpr uint8_t kReachAsked = 2;  // its stream says when it reaches the op
+  static constexpr uint8_t kReached = 4;
+  static constexpr uint8_t kPassAsked = 8;  // a stream that waits for it says when it has passed it
+  static constexpr uint8_t kPassed = 16;
+  static constexpr uint8_t kEndSeen = 32;  // done_ns is filled in without anyone who waits
+};
+
 // 96 bytes. Times are CLOCK_MONOTONIC nanoseconds; 0 = has not happened.
 struct OpRecord {
   std::atomic<uint64_t> ticket;  // 1 + index of the op in this log; 0 while being rewritten
@@ -76,11 +86,11 @@ struct OpRecord {
   int32_t peer;        // p2p: group rank of the other side; rooted ops: root; else -1
   uint32_t call_site;  // OpCallSite::id of the caller (c10d_backend/call_site.h); 0 = unknown
   OpKind kind;
-  uint8_t dtype;                // c10::ScalarType; 255 = none or mixed
-  uint8_t reduce_op;            // c10d::ReduceOp::RedOpType; 255 = none
-  std::atomic<uint8_t> failed;  // 1: the op ended with an exception
-  uint32_t tag;                 // p2p tag
-  uint64_t thread;              // OpThread of the caller
+  uint8_t dtype;               // c10::ScalarType; 255 = none or mixed
+  uint8_t reduce_op;           // c10d::ReduceOp::RedOpType; 255 = none
+  std::atomic<uint8_t> flags;  // of OpFlag
+  uint32_t tag;                // p2p tag
+  uint64_t thread;             // OpThread of the caller
 };
 static_assert(sizeof(OpRecord) == 96);
 
@@ -125,7 +135,7 @@ struct OpLogHeader {
   static constexpr uint32_t kMaxGroups = 1024;
   static constexpr uint32_t kMaxCallSites = 1024;
   uint64_t magic;
-  uint32_t version;                   // 2
+  uint32_t version;                   // 3
   uint32_t capacity;                  // records; a power of two
   std::atomic<uint64_t> next_ticket;  // ops begun so far
   std::atomic<uint32_t> groups;
@@ -136,6 +146,7 @@ struct OpLogHeader {
 };
 static_assert(sizeof(OpLogHeader) == 64);
 
+class DeviceOps;
 class OpEvents;
 struct OpEvent;
 
@@ -165,7 +176,8 @@ class OpLog {
   OpLog& operator=(const OpLog&) = delete;
 
   // Moves the log and its records into another area. nullptr moves a log that was constructed with
-  // a private area back into it. The caller ensures that no begin() or mark runs meanwhile.
+  // a private area back into it. The caller ensures that no begin() or mark runs meanwhile;
+  // refresh() may.
   void moveTo(void* area, uint32_t capacity);
 
   // The area in use, for an OpLogReader in this process; valid until the next moveTo().
@@ -189,6 +201,10 @@ class OpLog {
   void markWaitBegin(uint64_t ticket) noexcept;
   void markWaitEnd(uint64_t ticket) noexcept;
   void markDone(uint64_t ticket, bool failed = false) noexcept;
+  // Adds flags of OpFlag. No sign of progress: the newest mark stays the newest.
+  void flag(uint64_t ticket, uint8_t flags) noexcept;
+  // Fills in the flags that `device` knows, of the newest `count` ops.
+  void refresh(const DeviceOps& device, uint64_t count = 256) noexcept;
 
   // Fills in the op's fields of `event` (kind to signature). Returns false if the record has been
   // overwritten.
@@ -204,6 +220,7 @@ class OpLog {
   std::atomic<OpEvents*> events_{nullptr};
   void* own_area_ = nullptr;
   Mutex adding_group_;  // one addGroup() at a time; readers take no lock
+  Mutex moving_;        // refresh() and moveTo()
 };
 
 // The op log of this process, in a private area until the runtime moves it into the vault. Never
@@ -221,6 +238,8 @@ struct OpEntry {
   OpKind kind = OpKind::kUnknown;
   uint8_t dtype = 255, reduce_op = 255;
   bool failed = false;
+  // As OpFlag.
+  bool reach_asked = false, reached = false, pass_asked = false, passed = false, end_seen = false;
 };
 
 class OpLogReader {

@@ -26,6 +26,7 @@
 #include "intercept/base/clock.h"
 #include "intercept/base/error.h"
 #include "intercept/base/unique_fd.h"
+#include "intercept/record/device_ops.h"
 #include "intercept/record/op_log.h"
 
 namespace py = pybind11;
@@ -156,10 +157,13 @@ std::string printStacks(int fd, milliseconds timeout) {
 void bindHang(py::module_& module) {
   module.def(
       "install_stack_replies",
-      [](AgentClient& client, int rank) { installStackReplies(client, rank, &printStacks); },
-      py::arg("client"), py::arg("rank"),
-      "Lets `client` answer stack requests without the GIL. Call on the main thread, once per "
-      "client.");
+      [](AgentClient& client, int rank, bool device_marks) {
+        processDeviceOps().use(device_marks);
+        installStackReplies(client, rank, &printStacks);
+      },
+      py::arg("client"), py::arg("rank"), py::arg("device_marks"),
+      "Lets `client` answer stack requests without the GIL, and streams say where ops stand on "
+      "them. Call on the main thread, once per client.");
   module.def(
       "install_verdict_notices",
       [](AgentClient& client) { installVerdictNotices(client, &abortBackends); }, py::arg("client"),

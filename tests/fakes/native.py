@@ -302,7 +302,7 @@ class FakeNative:
         for name in CLASSES:
             monkeypatch.setattr(_C, name, maker(name))
         monkeypatch.setattr(
-            _C, "install_stack_replies", lambda client, rank: self.replies.append(client)
+            _C, "install_stack_replies", lambda client, *_: self.replies.append(client)
         )
         monkeypatch.setattr(_C, "install_verdict_notices", lambda client: None)
         monkeypatch.setattr(_C, "install_fault_words", lambda client: None)

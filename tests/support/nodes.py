@@ -91,6 +91,12 @@ class Network:
         """Takes the cable out of a node, or puts it back."""
         self._switch("link", "set", "dev", f"n{node}", "down" if down else "up")
 
+    def part(self, *nodes: int) -> None:
+        """Lets nothing pass between any two of these nodes, and hears nothing of it: what they send
+        each other is dropped."""
+        for node in nodes:
+            self._switch("link", "set", "dev", f"n{node}", "type", "bridge_slave", "isolated", "on")
+
     def unplug_cable(self, node: int) -> None:
         """Takes a node's cable out for good."""
         self._switch("link", "del", "dev", f"n{node}")

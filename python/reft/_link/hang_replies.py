@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from reft import _C
 
 
-def install(client: _C.AgentClient, rank: int) -> None:
+def install(client: _C.AgentClient, rank: int, device_marks: bool = False) -> None:
     """Lets the agent ask this process where its threads stand, even when the GIL is never free
     again.
 
@@ -19,8 +19,10 @@ def install(client: _C.AgentClient, rank: int) -> None:
     Args:
         client: the rank's connection to its agent.
         rank: global rank, repeated in the answers.
+        device_marks: whether streams say where ops stand on their device, for the answers
+            (REFT_HANG_DEVICE_MARKS).
     """
     from reft import _C
 
     _C.install_verdict_notices(client)
-    _C.install_stack_replies(client, rank)
+    _C.install_stack_replies(client, rank, device_marks)

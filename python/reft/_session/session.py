@@ -219,7 +219,7 @@ class Session:
         job = self.job
         assert self.client is not None
         try:
-            hang_replies.install(self.client, job.rank)
+            hang_replies.install(self.client, job.rank, self.env["hang_device_marks"])
             self._last_words = LastWords(self.client) if self.env["crash_verdict"] else None
         except Exception as error:
             self.failed("stack dumps", error)

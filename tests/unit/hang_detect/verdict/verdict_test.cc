@@ -525,6 +525,213 @@ TEST(Verdict, SeesThroughDeviceOpsThatAreNeverMarkedDone) {
   EXPECT_THAT(decide(job({rankOf(0, 2, ahead), rankOf(1, 2, ahead)})).culprits, IsEmpty());
 }
 
+// --- what streams say of ops
+
+// Begun, its caller went on, and its stream, which was asked, has reached it or not.
+OpEntry asked(uint32_t seq, bool reached, uint32_t group = 0) {
+  OpEntry result = op(kReduce, seq, false, -1, group);
+  result.wait_end_ns = result.wait_begin_ns + 100;
+  result.reach_asked = result.pass_asked = true;
+  result.reached = reached;
+  return result;
+}
+
+OpEntry passed(uint32_t seq) {
+  OpEntry result = asked(seq, true);
+  result.passed = true;
+  return result;
+}
+
+std::vector<OpEntry> passedUpTo(uint32_t seq, std::vector<OpEntry> more) {
+  std::vector<OpEntry> ops;
+  for (uint32_t i = 1; i <= seq; ++i) {
+    ops.push_back(passed(i));
+  }
+  ops.insert(ops.end(), more.begin(), more.end());
+  return ops;
+}
+
+HangEvidence behindOnRank2() {
+  return job({rankOf(0, 3, passedUpTo(5, {asked(6, true)})),
+              rankOf(1, 3, passedUpTo(5, {asked(6, true), asked(7, false)})),
+              rankOf(2, 3, passedUpTo(5, {asked(6, false)}))});
+}
+
+TEST(Verdict, NamesTheRankWhoseDeviceDoesNotReachTheOp) {
+  HangEvidence evidence = behindOnRank2();
+  const Verdict verdict = decide(evidence);
+  EXPECT_EQ(ranksOf(verdict.culprits), std::vector<int>{2});
+  EXPECT_EQ(verdict.what, "device_behind");
+  EXPECT_EQ(verdict.seq, 6u);
+  EXPECT_THAT(verdict.victims, ElementsAre(0, 1));
+  EXPECT_THAT(verdict.culprits[0].text,
+              HasSubstr("the device of rank 2 has not reached all_reduce"));
+  // A spinning host is no excuse, but a new place is, as long kernels exist.
+  evidence.ranks[2].cpu_share = 1;
+  EXPECT_EQ(decide(evidence).state, verdict.state);
+}
+
+TEST(Verdict, CallsALateDeviceHungWhereOthersHaveNotWaitedSoLong) {
+  HangEvidence evidence = behindOnRank2();
+  EXPECT_EQ(decide(evidence).state, VerdictState::kSlow);  // nothing has ended at this place
+  for (RankEvidence& rank : evidence.ranks) {
+    for (OpEntry& entry : rank.tail) {
+      entry.done_ns = entry.passed ? entry.begin_ns + 1000 : 0;
+    }
+  }
+  EXPECT_EQ(decide(evidence).state, VerdictState::kHang);
+}
+
+// DDP waits on streams only, through futures: nothing says when they have passed an op.
+TEST(Verdict, AnOpWhoseEndWouldHaveBeenSeenHoldsTheDevice) {
+  const auto withFuture = [](bool reached) {
+    OpEntry result = asked(6, reached);
+    result.wait_begin_ns = result.wait_end_ns = 0;
+    result.pass_asked = false;
+    result.end_seen = true;
+    return result;
+  };
+  const auto evidence = [&](OpEntry in) {
+    return job({rankOf(0, 3, passedUpTo(5, {in})), rankOf(1, 3, passedUpTo(5, {in})),
+                rankOf(2, 3, passedUpTo(5, {withFuture(false)}))});
+  };
+  const Verdict verdict = decide(evidence(withFuture(true)));
+  EXPECT_EQ(verdict.what, "device_behind");
+  EXPECT_EQ(ranksOf(verdict.culprits), std::vector<int>{2});
+  OpEntry unseen = withFuture(true);
+  unseen.end_seen = false;
+  EXPECT_THAT(decide(evidence(unseen)).culprits, IsEmpty());
+}
+
+TEST(Verdict, FollowsALateDeviceToTheOpInWhichItStands) {
+  // Rank 2 is late for op 6 of all, as its stream stands in op 1 of group 1, where rank 3's host
+  // does not come.
+  const OpEntry inner = asked(1, true, 1);
+  HangEvidence evidence = job(
+      {rankOf(0, 4, passedUpTo(5, {asked(6, true)})), rankOf(1, 4, passedUpTo(5, {asked(6, true)})),
+       rankOf(2, 4, passedUpTo(5, {inner, asked(6, false)})), rankOf(3, 4, passedUpTo(5, {}))});
+  for (RankEvidence& rank : evidence.ranks) {
+    if (rank.rank >= 2) {
+      rank.groups.push_back(group("pair", rank.rank - 2, 2));
+    }
+  }
+  const Verdict verdict = decide(evidence);
+  EXPECT_EQ(ranksOf(verdict.culprits), std::vector<int>{3});
+  EXPECT_NE(verdict.what, "device_behind");
+}
+
+TEST(Verdict, BlamesNobodyIfAllDevicesAreInTheOp) {
+  std::vector<RankEvidence> ranks;
+  for (int r = 0; r < 3; ++r) {
+    ranks.push_back(rankOf(r, 3, passedUpTo(5, {asked(6, true)})));
+  }
+  const Verdict verdict = decide(job(ranks));
+  expectUndecidable(verdict, "all_in", {});
+  EXPECT_THAT(verdict.evidence, ::testing::Contains(HasSubstr("the devices of all members")));
+}
+
+TEST(Verdict, SaysThatNoDeviceHasReachedTheOp) {
+  std::vector<RankEvidence> ranks;
+  for (int r = 0; r < 3; ++r) {
+    ranks.push_back(rankOf(r, 3, passedUpTo(5, {asked(6, false)})));
+  }
+  const Verdict verdict = decide(job(ranks));
+  expectUndecidable(verdict, "device_behind", {0, 1, 2});
+  EXPECT_EQ(verdict.state, VerdictState::kSlow);
+}
+
+TEST(Verdict, TakesNothingFromADeviceThatNobodyAskedSince) {
+  HangEvidence evidence = behindOnRank2();
+  evidence.ranks[1].tail.pop_back();
+  for (RankEvidence& rank : evidence.ranks) {
+    forgetDevice(rank);
+  }
+  EXPECT_THAT(decide(evidence).culprits, IsEmpty());
+}
+
+TEST(Verdict, NamesTheSenderWhoseDeviceDoesNotReachItsSend) {
+  OpEntry receives = op(OpKind::kRecv, 1, false, 1);
+  receives.wait_end_ns = receives.wait_begin_ns + 100;
+  receives.reach_asked = receives.reached = receives.pass_asked = true;
+  OpEntry sends = op(OpKind::kSend, 1, false, 0);
+  sends.wait_end_ns = sends.wait_begin_ns + 100;
+  sends.reach_asked = true;
+  const Verdict verdict =
+      decide(job({rankOf(0, 2, passedUpTo(5, {receives})), rankOf(1, 2, passedUpTo(5, {sends}))}));
+  EXPECT_EQ(ranksOf(verdict.culprits), std::vector<int>{1});
+  EXPECT_EQ(verdict.what, "device_behind");
+}
+
+// --- what connections say of the network
+
+// Four ranks on four nodes, all in the op. Rank r has the address 10.0.0.<r + 1>:1000.
+HangEvidence allInOverTcp() {
+  std::vector<RankEvidence> ranks;
+  for (int r = 0; r < 4; ++r) {
+    ranks.push_back(rankOf(r, 4, after(5, {op(kReduce, 6, false)})));
+    ranks.back().node = r;
+    ranks.back().host = "n" + std::to_string(r);
+    ranks.back().connections.addresses = {"10.0.0." + std::to_string(r + 1) + ":1000"};
+  }
+  HangEvidence evidence = job(ranks);
+  evidence.nodes = 4;
+  return evidence;
+}
+
+void kill(HangEvidence& evidence, int from, int to) {
+  evidence.ranks[static_cast<size_t>(from)].connections.dead.push_back(
+      {"10.0.0." + std::to_string(from + 1) + ":1000", "10.0.0." + std::to_string(to + 1) + ":1000",
+       1 << 20, 7});
+}
+
+TEST(Network, DeadConnectionsBothWaysAreOnePair) {
+  HangEvidence evidence = allInOverTcp();
+  kill(evidence, 2, 1);
+  kill(evidence, 1, 2);
+  const Verdict verdict = decide(evidence);
+  EXPECT_EQ(verdict.what, "network");
+  EXPECT_EQ(verdict.confidence, Confidence::kLikely);
+  EXPECT_THAT(verdict.culprits, IsEmpty());
+  ASSERT_EQ(verdict.dead_paths.size(), 1u);
+  EXPECT_TRUE(verdict.dead_paths[0].both);
+  EXPECT_THAT(verdict.evidence,
+              ::testing::Contains(HasSubstr("nothing passes between rank 1 (n1) and rank 2 (n2)")));
+  EXPECT_THAT(verdictText(evidence, verdict), HasSubstr("the network, and no rank"));
+}
+
+TEST(Network, SaysWhichNodeAllDeadConnectionsHaveInCommon) {
+  HangEvidence evidence = allInOverTcp();
+  kill(evidence, 1, 2);
+  kill(evidence, 2, 3);
+  const Verdict verdict = decide(evidence);
+  EXPECT_EQ(verdict.dead_paths.size(), 2u);
+  EXPECT_THAT(verdict.evidence, ::testing::Contains("node 2 is one end of all of them"));
+  EXPECT_THAT(verdict.evidence,
+              ::testing::Contains(HasSubstr("rank 2 (n2) does not acknowledge what rank 1 (n1)")));
+}
+
+TEST(Network, AConnectionToNoRankProvesNothing) {
+  HangEvidence evidence = allInOverTcp();
+  evidence.ranks[1].connections.dead = {{"10.0.0.2:1000", "10.0.0.9:29500", 100, 7}};
+  expectUndecidable(decide(evidence), "all_in", {});
+}
+
+TEST(Network, DoesNotExcuseARankThatIsMissing) {
+  HangEvidence evidence = allInOverTcp();
+  evidence.ranks[3].tail = after(5);
+  kill(evidence, 1, 2);
+  expectNamed(decide(evidence), "user_code", {3});
+}
+
+TEST(Network, AddressesOfTheHostItselfAreOthersOnOtherNodes) {
+  HangEvidence evidence = allInOverTcp();
+  for (RankEvidence& rank : evidence.ranks) {
+    rank.connections.addresses = {"127.0.0.1:1000"};
+  }
+  evidence.ranks[1].connections.dead = {{"127.0.0.1:2000", "127.0.0.1:1000", 100, 7}};
+  EXPECT_THAT(decide(evidence).dead_paths, IsEmpty());  // that is rank 1 itself
+}
+
 TEST(Verdict, CountsAWaitBehindAnOpThatIsOverForTheWaiter) {
   const RankEvidence late = rankOf(1, 2, after(4));
   const OpEntry held = op(OpKind::kBarrier, 6, false);

@@ -72,7 +72,7 @@ def test_an_error_of_stack_dumps_leaves_snapshots_alone(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def fail(client: object, rank: int) -> None:
+    def fail(client: object, rank: int, device_marks: bool) -> None:
         raise _C.Unavailable("no signal is free")
 
     monkeypatch.setattr(_C, "install_stack_replies", fail)
