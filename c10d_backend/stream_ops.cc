@@ -27,6 +27,9 @@ void say(OpLog& log, uint64_t ticket, Mark mark, uint8_t flag) noexcept {
 }  // namespace
 
 void sayWhenReached(OpLog& log, uint64_t ticket) noexcept {
+  if (processDeviceOps().used()) {
+    log.settle(processDeviceOps());
+  }
   say(log, ticket, &DeviceOps::markReach, OpFlag::kReachAsked);
 }
 

@@ -51,6 +51,7 @@ OpEntry opOf(const json& entry) {
   op.pass_asked = flag(entry, "pass_asked");
   op.passed = flag(entry, "passed");
   op.end_seen = flag(entry, "end_seen");
+  op.passed_within_sec = number<double>(entry, "passed_within_sec", 0);
   return op;
 }
 
@@ -269,6 +270,9 @@ json evidenceFields(const OpEntry& op) {
     if (set) {
       fields[name] = true;
     }
+  }
+  if (op.passed_within_sec > 0) {
+    fields["passed_within_sec"] = op.passed_within_sec;
   }
   return fields;
 }

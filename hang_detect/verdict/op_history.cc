@@ -28,6 +28,11 @@ double durationSec(const OpEntry& op) {
   return static_cast<double>(op.done_ns - op.begin_ns) * 1e-9;
 }
 
+// How long it took at most; 0 if that is unknown.
+double longestSec(const OpEntry& op) {
+  return op.done_ns > op.begin_ns ? durationSec(op) : op.passed_within_sec;
+}
+
 // A place of the program, as far as all ranks mean the same by it.
 using Site = std::tuple<OpKind, uint32_t, uint64_t, int32_t>;
 
@@ -166,9 +171,9 @@ bool waitsAtAFamiliarPlace(const JobView& view, const std::set<size_t>& waiting,
   std::map<Site, double> longest_sec;
   for (const RankEvidence& rank : view.ranks()) {
     for (const OpEntry& op : rank.tail) {
-      if (op.kind != OpKind::kStep && !op.failed && op.done_ns > op.begin_ns) {
+      if (op.kind != OpKind::kStep && !op.failed && longestSec(op) > 0) {
         double& longest = longest_sec[siteOf(rank, op)];
-        longest = std::max(longest, durationSec(op));
+        longest = std::max(longest, longestSec(op));
       }
     }
   }
@@ -182,7 +187,7 @@ bool waitsAtAFamiliarPlace(const JobView& view, const std::set<size_t>& waiting,
       const auto times = std::count_if(rank.tail.begin(), rank.tail.end(), [&](const OpEntry& op) {
         // How long a stream waited is known only of ops that were seen to end.
         return siteOf(rank, op) == site && !view.isHeld(r, op) && !op.failed &&
-               (op.done_ns != 0 || !isHeldOnDevice(open));
+               (longestSec(op) > 0 || !isHeldOnDevice(open));
       });
       const auto longest = longest_sec.find(site);
       const double longest_here = longest == longest_sec.end() ? 0 : longest->second;

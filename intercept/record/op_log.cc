@@ -296,6 +296,44 @@ void OpLog::refresh(const DeviceOps& device, uint64_t count) noexcept {
   }
 }
 
+uint8_t OpFlag::within(double sec) noexcept {
+  for (size_t i = 1; i < kWithinSec.size(); ++i) {
+    if (sec <= kWithinSec[i]) {
+      return static_cast<uint8_t>(i << kWithinShift);
+    }
+  }
+  return 0;
+}
+
+void OpLog::settle(const DeviceOps& device) noexcept {
+  // Ops whose streams are not asked yet may be waited for later, and are left for a while.
+  constexpr uint64_t kPatience = 32;
+  constexpr uint64_t kReach = 128;
+  if (!moving_.try_lock()) {
+    return;  // another thread does it
+  }
+  const uint64_t newest =
+      header_.load(std::memory_order_acquire)->next_ticket.load(std::memory_order_acquire);
+  const auto now = static_cast<uint64_t>(clock_.nowNs());
+  uint64_t ticket = std::max(settled_, newest > kReach ? newest - kReach : 0) + 1;
+  for (; ticket < newest; ++ticket) {  // nothing was asked for the newest yet
+    const OpRecord* const record = recordOf(ticket);
+    const uint8_t flags = record == nullptr ? 0 : record->flags.load(std::memory_order_relaxed);
+    if ((flags & OpFlag::kPassAsked) != 0 && (flags & OpFlag::kPassed) == 0) {
+      if (!device.passed(ticket)) {
+        break;
+      }
+      flag(ticket, OpFlag::kReached | OpFlag::kPassed |
+                       OpFlag::within(static_cast<double>(now - record->begin_ns) * 1e-9));
+    } else if ((flags & OpFlag::kReachAsked) != 0 && (flags & OpFlag::kPassAsked) == 0 &&
+               ticket + kPatience > newest) {
+      break;
+    }
+  }
+  settled_ = ticket - 1;
+  moving_.unlock();
+}
+
 OpLog& processOpLog() {
   constexpr uint32_t kPrivateRecords = 4096;
   static auto* log = new OpLog(nullptr, kPrivateRecords);
@@ -383,6 +421,7 @@ std::vector<OpEntry> OpLogReader::tail(size_t count) const {
     entry.pass_asked = (flags & OpFlag::kPassAsked) != 0;
     entry.passed = (flags & OpFlag::kPassed) != 0;
     entry.end_seen = (flags & OpFlag::kEndSeen) != 0;
+    entry.passed_within_sec = OpFlag::kWithinSec[flags >> OpFlag::kWithinShift];
     entry.tag = record.tag;
     entry.thread = record.thread;
     std::atomic_thread_fence(std::memory_order_acquire);

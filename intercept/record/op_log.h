@@ -13,6 +13,7 @@
 //          OpLogReader throws Corruption if the area is not an op log.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -68,6 +69,11 @@ struct OpFlag {
   static constexpr uint8_t kReached = 4;
   static constexpr uint8_t kPassAsked = 8;  // a stream that waits for it says when it has passed it
   static constexpr uint8_t kPassed = 16;
+  // Two bits: within which time of its begin the op was seen to have been passed; 0: unknown, or
+  // longer.
+  static constexpr int kWithinShift = 6;
+  static constexpr std::array<double, 4> kWithinSec{0, 0.5, 4, 30};
+  static uint8_t within(double sec) noexcept;
   static constexpr uint8_t kEndSeen = 32;  // done_ns is filled in without anyone who waits
 };
 
@@ -205,6 +211,9 @@ class OpLog {
   void flag(uint64_t ticket, uint8_t flags) noexcept;
   // Fills in the flags that `device` knows, of the newest `count` ops.
   void refresh(const DeviceOps& device, uint64_t count = 256) noexcept;
+  // Notes which ops `device` has passed since the last call, and how soon. To be called at each op
+  // of a device; it looks at the few that are new.
+  void settle(const DeviceOps& device) noexcept;
 
   // Fills in the op's fields of `event` (kind to signature). Returns false if the record has been
   // overwritten.
@@ -219,8 +228,9 @@ class OpLog {
   std::atomic<OpLogHeader*> header_{nullptr};
   std::atomic<OpEvents*> events_{nullptr};
   void* own_area_ = nullptr;
-  Mutex adding_group_;  // one addGroup() at a time; readers take no lock
-  Mutex moving_;        // refresh() and moveTo()
+  Mutex adding_group_;                        // one addGroup() at a time; readers take no lock
+  Mutex moving_;                              // refresh(), settle() and moveTo()
+  uint64_t settled_ GUARDED_BY(moving_) = 0;  // the newest op that settle() is through with
 };
 
 // The op log of this process, in a private area until the runtime moves it into the vault. Never
@@ -240,6 +250,7 @@ struct OpEntry {
   bool failed = false;
   // As OpFlag.
   bool reach_asked = false, reached = false, pass_asked = false, passed = false, end_seen = false;
+  double passed_within_sec = 0;  // of its begin; 0 = unknown
 };
 
 class OpLogReader {

@@ -96,6 +96,36 @@ TEST_F(DeviceOpsTest, TheLogLearnsOnlyOfOpsWhoseStreamsWereAsked) {
   EXPECT_TRUE(newest().failed && newest().passed);
 }
 
+TEST_F(DeviceOpsTest, TheLogNotesHowSoonOpsWerePassed) {
+  using namespace std::chrono_literals;  // NOLINT(google-build-using-namespace)
+  ManualClock clock;
+  OpLog log(nullptr, 256, clock);
+  const auto next = [&] {
+    const uint64_t ticket = log.begin({.kind = OpKind::kAllreduce, .group = 0, .seq = 1});
+    log.settle(*ops_);
+    EXPECT_TRUE(ops_->markReach(ticket, ScriptedDriver::kTraining));
+    log.flag(ticket, OpFlag::kReachAsked);
+    EXPECT_TRUE(ops_->markPass(ticket, ScriptedDriver::kTraining));
+    log.flag(ticket, OpFlag::kPassAsked);
+  };
+  next();
+  clock.advance(400ms);
+  next();  // finds the first passed
+  holdDevice();
+  next();
+  clock.advance(2s);
+  next();  // the device is still in the third
+  driver_.comeToTheEnd();
+  clock.advance(1s);
+  next();
+  const auto tail = OpLogReader(log.area(), log.areaBytes()).tail(8);
+  std::vector<double> within;
+  for (const OpEntry& entry : tail) {
+    within.push_back(entry.passed_within_sec);
+  }
+  EXPECT_EQ(within, (std::vector<double>{0.5, 0.5, 4, 4, 0}));
+}
+
 TEST_F(DeviceOpsTest, MoreOpsThanTheLogHolds) {
   for (int i = 0; i < 1000; ++i) {
     const uint64_t ticket = begin();
