@@ -29,8 +29,8 @@ CONFIG = "--config-settings"  # its short form, -C, is newer than Debian 12's pi
 # Top-level names of a wheel; anything else is not the product.
 WHEEL_NAMES = {"reft", "reft_autoload.py"}
 WHEEL_FILES = ["reft/lib/libreft.so", "reft/lib/libreft_intercept.so", "reft/bin/reft-agent",
-               "reft/bin/reft-unwind", "reft/_cli/main.py", "reft/_cli/pages/verdict.css",
-               "reft_autoload.py"]  # fmt: skip
+               "reft/bin/reft-unwind", "reft/bin/reft-health", "reft/_cli/main.py",
+               "reft/_cli/pages/verdict.css", "reft_autoload.py"]  # fmt: skip
 
 
 def build_dir() -> Path:
