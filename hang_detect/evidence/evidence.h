@@ -14,6 +14,7 @@
 
 #include "hang_detect/evidence/connections.h"
 #include "hang_detect/evidence/ending.h"
+#include "hang_detect/evidence/hardware_note.h"
 #include "hang_detect/evidence/ops.h"
 #include "hang_detect/evidence/process_state.h"
 #include "hang_detect/stacks/stacks.h"
@@ -80,9 +81,10 @@ struct HangEvidence {
   double suspect_sec = 0;  // configured time without progress; 0: a user asked for the report
   double away_sec = 0;     // time since the newest mark during which the agent itself stood still
   int nodes = 1;           // nodes of the job
-  std::vector<int> silent_nodes;  // nodes without an answer in time; `ranks` lacks their ranks
-  std::string nodes_problem;      // reason why other nodes could not be asked
-  int64_t clock_error_ns = 0;     // bound on the error between times of two nodes
+  std::vector<int> silent_nodes;       // nodes without an answer in time; `ranks` lacks their ranks
+  std::string nodes_problem;           // reason why other nodes could not be asked
+  int64_t clock_error_ns = 0;          // bound on the error between times of two nodes
+  std::vector<HardwareNote> hardware;  // of the nodes that answered
   std::vector<RankEvidence> ranks;
 };
 

@@ -352,7 +352,8 @@ json evidenceFields(const HangEvidence& evidence) {
           {"world", evidence.world},
           {"now_ns", evidence.now_ns},
           {"suspect_sec", evidence.suspect_sec},
-          {"away_sec", evidence.away_sec}};
+          {"away_sec", evidence.away_sec},
+          {"hardware", hardwareFields(evidence.hardware)}};
 }
 
 std::string evidenceJson(HangEvidence evidence, size_t limit) {
@@ -421,6 +422,7 @@ std::optional<HangEvidence> evidenceOf(const json& report) {
       }
     }
   }
+  evidence.hardware = hardwareNotesFrom(report);
   each(report, "ranks", [&](const json& rank) {
     if (evidence.ranks.size() < kMaxRanks) {
       evidence.ranks.push_back(rankOf(rank));

@@ -56,6 +56,7 @@ void addNode(HangEvidence& evidence, HangEvidence other, int64_t shift_ns, int64
   }
   std::sort(evidence.ranks.begin(), evidence.ranks.end(),
             [](const RankEvidence& a, const RankEvidence& b) { return a.rank < b.rank; });
+  addHardwareNotes(evidence, std::move(other.hardware), other.node);
   evidence.away_sec = std::max(evidence.away_sec, other.away_sec);
   evidence.clock_error_ns = std::max(evidence.clock_error_ns, error_ns);
 }

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstring>
 #include <initializer_list>
+#include <iterator>
 #include <optional>
 #include <string_view>
 #include <tuple>
@@ -424,6 +425,12 @@ class CrashDecision {
     result_.remedy = end.rule->remedy;
     result_.advice = end.rule->advice;
     result_.step = lastStepOf(*end.rank);
+    if (mayBeHardware(end) && hardwareFailedOn(evidence_, end.rank->node)) {
+      result_.remedy = Remedy::kExcludeNode;
+      result_.advice =
+          "exclude that node, and test its device (nvidia-smi -q, dmesg: Xid): its hardware failed "
+          "during this attempt";
+    }
     // Ranks of other nodes may have failed before.
     const bool whole = evidence_.nodes <= 1 && evidence_.silent_nodes.empty();
     const bool doubtful = std::any_of(ends_.begin(), ends_.end(), [&](const End& other) {
@@ -483,6 +490,15 @@ class CrashDecision {
     sort(result_.candidates);
   }
 
+  // Whether a fault of a device may be what ended the rank. Memory, disks, and who ends processes
+  // explain the other classes.
+  static bool mayBeHardware(const End& end) {
+    constexpr std::array<std::string_view, 7> kClasses = {"device", "exception", "signal", "abort",
+                                                          "killed", "exit_code", "dead"};
+    return end.share != Share::kOutside &&
+           std::ranges::find(kClasses, end.rule->reason) != kClasses.end();
+  }
+
   void describe() {
     std::vector<int> consequences, later, live;
     const auto isNamed = [this](int rank) {
@@ -508,6 +524,7 @@ class CrashDecision {
     for (const Culprit& culprit : result_.culprits) {
       addCauses(culprit.rank);
     }
+    std::ranges::move(hardwareSentences(evidence_), std::back_inserter(result_.evidence));
     if (!later.empty()) {
       result_.evidence.push_back(words::rankList(later) + " failed later, too");
     }

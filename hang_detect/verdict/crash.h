@@ -5,7 +5,8 @@
 // crashRules() is a table; the first row that matches says of which class the end of a rank is.
 // docs/crash.md lists the classes. A rank whose transport failed, or that was ended by its
 // launcher, ended in consequence; the others failed by themselves. Of these, the first one is
-// named, with all that failed alike or at the same time.
+// named, with all that failed alike or at the same time. If the hardware of its node has failed
+// (HardwareNote::fatal) and may be the reason, the remedy is to exclude the node.
 //
 // Threads: free functions, re-entrant; the table is constant.
 // Errors:  none, whatever the evidence holds (except std::bad_alloc).

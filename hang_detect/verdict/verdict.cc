@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <optional>
 #include <set>
 #include <utility>
@@ -603,7 +604,9 @@ std::vector<Culprit>& Decision::finish(VerdictState state, std::string what, std
 }  // namespace
 
 Verdict decide(const HangEvidence& evidence) {
-  return Decision(evidence).make();
+  Verdict verdict = Decision(evidence).make();
+  std::ranges::move(hardwareSentences(evidence), std::back_inserter(verdict.evidence));
+  return verdict;
 }
 
 const char* stateName(VerdictState state) {

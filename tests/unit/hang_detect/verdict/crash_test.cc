@@ -277,6 +277,65 @@ TEST(Crash, EndedFromOutside) {
   EXPECT_FALSE(one.outside);
 }
 
+// As a job of one node that has a fatal note.
+HangEvidence withFatalNote(std::vector<RankEvidence> ranks) {
+  HangEvidence evidence = job(std::move(ranks));
+  evidence.hardware = {{0, false, "eth0: link went down once since the job began"},
+                       {0, true, "GPU 1 fell off the bus (Xid 79)"}};
+  return evidence;
+}
+
+TEST(Crash, HardwareThatFailedOnTheNodeOfTheFirstRankExcludesIt) {
+  for (const RankEvidence& first :
+       {raised(1, 0, "RuntimeError", "CUDA error: unspecified launch failure"),
+        raised(1, 0, "AssertionError", "loss is nan"), signalled(1, 0, SIGABRT),
+        signalled(1, 0, SIGKILL)}) {
+    const HangEvidence evidence = withFatalNote({lostPeer(0, 80), first});
+    const Verdict verdict = decideCrash(evidence);
+    const Verdict without = decideCrash(job({lostPeer(0, 80), first}));
+    EXPECT_EQ(verdict.remedy, Remedy::kExcludeNode);
+    EXPECT_NE(without.remedy, Remedy::kExcludeNode);
+    EXPECT_EQ(verdict.what, without.what);
+    EXPECT_EQ(verdict.confidence, without.confidence);
+    EXPECT_EQ(ranksOf(verdict.culprits), ranksOf(without.culprits));
+    EXPECT_EQ(verdict.victims, without.victims);
+    const std::string screen = verdictText(evidence, verdict);
+    EXPECT_THAT(screen, HasSubstr("class: exclude node"));
+    EXPECT_THAT(screen,
+                HasSubstr("- GPU 1 fell off the bus (Xid 79)\n- eth0: link went down once"));
+  }
+}
+
+TEST(Crash, HardwareThatFailedElsewhereChangesNoVerdict) {
+  HangEvidence evidence = withFatalNote({raised(1, 0, "ValueError", "bad")});
+  evidence.hardware[1].node = 5;
+  EXPECT_EQ(decideCrash(evidence).remedy, Remedy::kFixProgram);
+}
+
+TEST(Crash, ANoteThatIsNotFatalChangesNoVerdict) {
+  HangEvidence evidence = withFatalNote({raised(1, 0, "ValueError", "bad")});
+  evidence.hardware.pop_back();
+  const Verdict verdict = decideCrash(evidence);
+  EXPECT_EQ(verdict.remedy, Remedy::kFixProgram);
+  EXPECT_THAT(verdict.evidence, ::testing::Contains(HasSubstr("eth0: link went down")));
+}
+
+TEST(Crash, WhatHasAnotherReasonIsNotBlamedOnTheHardware) {
+  for (const RankEvidence& end : {raised(1, 0, "OutOfMemoryError", "CUDA out of memory"),
+                                  raised(1, 0, "MemoryError", ""), signalled(1, 0, SIGTERM)}) {
+    EXPECT_NE(decideCrash(withFatalNote({end})).remedy, Remedy::kExcludeNode);
+  }
+}
+
+TEST(Crash, NoRankIsNamedBecauseOfTheHardwareAlone) {
+  const Verdict verdict = decideCrash(withFatalNote({lostPeer(0, 0), lostPeer(1, 5)}));
+  EXPECT_EQ(verdict.confidence, Confidence::kUndecidable);
+  EXPECT_THAT(verdict.culprits, IsEmpty());
+  EXPECT_EQ(verdict.remedy, Remedy::kRetry);
+  EXPECT_EQ(decideCrash(withFatalNote({rankOf(0, 2, after(3)), clean(1, 0)})).state,
+            VerdictState::kHealthy);
+}
+
 TEST(Crash, NoneWhereAllLiveOrEndedCleanly) {
   const auto evidence = job({rankOf(0, 2, after(3)), clean(1, 0)});
   EXPECT_EQ(decideCrash(evidence).state, VerdictState::kHealthy);

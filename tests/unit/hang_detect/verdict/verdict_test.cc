@@ -985,6 +985,23 @@ TEST(Slow, WhoIsLastForAMomentIsNotNamed) {
   EXPECT_THAT(decide(evidence(3'000)).culprits, ElementsAre(::testing::Field(&Culprit::rank, 1)));
 }
 
+TEST(Verdict, HasNotesOnTheHardwareAsEvidenceAndDecidesAsWithout) {
+  HangEvidence evidence =
+      job({rankOf(0, 2, after(5, {op(kReduce, 6, false)})), rankOf(1, 2, after(5))});
+  evidence.ranks[1].stacks = stackOf("  File \"/home/u/train.py\", line 88 in load_batch\n");
+  const Verdict without = decide(evidence);
+  evidence.nodes = 2;
+  evidence.hardware = {{1, true, "GPU 3 fell off the bus"}};
+  const Verdict verdict = decide(evidence);
+  EXPECT_EQ(verdict.evidence.back(), "node 1: GPU 3 fell off the bus");
+  EXPECT_EQ(verdict.state, without.state);
+  EXPECT_EQ(verdict.what, without.what);
+  EXPECT_EQ(verdict.remedy, without.remedy);
+  EXPECT_EQ(ranksOf(verdict.culprits), ranksOf(without.culprits));
+  EXPECT_NE(verdictText(evidence, verdict).find("- node 1: GPU 3 fell off the bus"),
+            std::string::npos);
+}
+
 TEST(VerdictText, FitsOneScreen) {
   std::vector<RankEvidence> ranks;
   for (int r = 0; r < 40; ++r) {
