@@ -30,6 +30,7 @@ enum Token : uint64_t {
   kWake = 3,
   kMetrics = 4,
   kClaim = 5,
+  kHealth = 6,
   kFirstFree = 16
 };
 
@@ -79,10 +80,11 @@ Agent::Agent(const AgentOptions& options, RunPlace& place, const Clock& clock)
       spare_(::open("/dev/null", O_RDONLY | O_CLOEXEC)),
       next_token_(kFirstFree),
       ranks_(options_.job, options_.vault_dir),
+      hardware_(health_program_, options_.hardware_counters),
       investigation_(settingsOf(options_), place.directory(), options_.directory(), ranks_,
-                     connections_, wake_.get()),
+                     connections_, hardware_, wake_.get()),
       dispatch_(
-          options_, ranks_, connections_, investigation_,
+          options_, ranks_, connections_, investigation_, hardware_,
           [this](RankState& rank, uint64_t old_connection) { joined(rank, old_connection); },
           wake_.get(), clock.nowNs()),
       metrics_http_(options_.metrics_port, [this] { return dispatch_.metrics(); }),
@@ -124,6 +126,18 @@ void Agent::watchClaim() {
   }
 }
 
+// Once a health program has been started. The kernel forgets it with its descriptor. If it cannot
+// be watched, its lines are taken at the next tick.
+void Agent::watchHealth() {
+  if (health_program_.fd() >= 0 &&
+      std::exchange(health_watched_, health_program_.starts()) != health_program_.starts()) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.u64 = kHealth;
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, health_program_.fd(), &event);
+  }
+}
+
 void Agent::stop() {
   stopping_ = true;
   const uint64_t one = 1;
@@ -144,7 +158,9 @@ Agent::End Agent::run() {
     }
     more_ = false;
     sweep();
+    hardware_.step(clock_.nowNs());
     investigation_.step(clock_.nowNs());
+    watchHealth();
     dispatch_.sendNativeStacks();
     dispatch_.takeCopies();
     if (const auto over = end()) {
@@ -164,6 +180,8 @@ void Agent::handle(uint64_t token, uint32_t events) {
     drain(wake_);
   } else if (token == kMetrics) {
     metrics_http_.serve(clock_.nowNs());
+  } else if (token == kHealth) {
+    hardware_.step(clock_.nowNs());
   } else if (token == kClaim) {
     place_.answerKnocks();
     // Any user may knock, and without descriptors no knock can be answered: until the next tick the
@@ -333,6 +351,7 @@ void Agent::joined(RankState& rank, uint64_t old_connection) {
   if (!rank.hello.secret.empty()) {
     place_.usesSecret(rank.hello.secret);
   }
+  hardware_.joined(rank.hello.incarnation, clock_.nowNs());
   std::erase_if(pidfd_ranks_, [&](const auto& entry) { return entry.second == rank.hello.rank; });
   if (rank.pidfd) {
     const auto token = next_token_++;
@@ -428,6 +447,7 @@ void Agent::tick() {
     }
   }
   ranks_.tendVaultFiles(now);
+  hardware_.tick(ranks_.anyLive(), now);
   investigation_.tick(now);
   metrics_http_.tick(now);
 }

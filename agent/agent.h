@@ -14,6 +14,8 @@
 
 #include "agent/dispatch.h"
 #include "agent/hang/investigation_runner.h"
+#include "agent/health/hardware_watch.h"
+#include "agent/health/health_program.h"
 #include "agent/log_file.h"
 #include "agent/options.h"
 #include "agent/peers/connection.h"
@@ -41,6 +43,7 @@ class Agent {
  private:
   void watch(int fd, uint64_t token, bool write, bool add, bool read = true);
   void watchClaim();
+  void watchHealth();
   void handle(uint64_t token, uint32_t events);
   void acceptPeers();
   void admit(UniqueFd socket);
@@ -66,6 +69,8 @@ class Agent {
   Connections connections_;              // by token
   std::map<uint64_t, int> pidfd_ranks_;  // token → rank
   RankTable ranks_;
+  HealthProgram health_program_;
+  HardwareWatch hardware_;
   InvestigationRunner investigation_;
   Dispatch dispatch_;
   MetricsHttp metrics_http_;
@@ -74,6 +79,7 @@ class Agent {
   bool came_ = false;             // some rank has joined
   bool accepting_ = true;         // false: out of descriptors, until the next tick
   bool claim_watched_ = false;    // epoll_ has the claim
+  uint64_t health_watched_ = 0;   // number of the health program that epoll_ has
   int tool_frames_left_ = 0;      // until the next tick
   bool more_ = false;             // frames were left for the next pass of the loop
   std::atomic<bool> stopping_{false};

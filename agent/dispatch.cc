@@ -47,12 +47,13 @@ const std::string& hostIdentity() {
 }  // namespace
 
 Dispatch::Dispatch(const AgentOptions& options, RankTable& ranks, Connections& connections,
-                   InvestigationRunner& investigation,
+                   InvestigationRunner& investigation, const HardwareWatch& hardware,
                    std::function<void(RankState&, uint64_t)> joined, int wake, int64_t now_ns)
     : options_(options),
       ranks_(ranks),
       connections_(connections),
       investigation_(investigation),
+      hardware_(hardware),
       joined_(std::move(joined)),
       ledger_([this](int rank, const CommitKey& key) -> std::optional<CommitLedger::Held> {
         auto* state = ranks_.find(rank);
@@ -514,7 +515,7 @@ const AgentState& Dispatch::state() {
 }
 
 std::string Dispatch::metrics() {
-  return metricsText(ranks_, ledger_, state());
+  return metricsText(ranks_, ledger_, state(), hardware_.newest());
 }
 
 void Dispatch::act(const std::vector<CommitLedger::Action>& actions) {

@@ -13,6 +13,7 @@
 
 #include "agent/hang/investigation_runner.h"
 #include "agent/hang/native_readers.h"
+#include "agent/health/hardware_watch.h"
 #include "agent/mesh/copy_gate.h"
 #include "agent/mesh/mesh.h"
 #include "agent/options.h"
@@ -29,7 +30,7 @@ class Dispatch {
   // `joined`: called for each rank that has joined, with its old connection (0: none). `wake`:
   // written to when takeCopies() has something to do.
   Dispatch(const AgentOptions& options, RankTable& ranks, Connections& connections,
-           InvestigationRunner& investigation,
+           InvestigationRunner& investigation, const HardwareWatch& hardware,
            std::function<void(RankState&, uint64_t old_connection)> joined, int wake,
            int64_t now_ns);
 
@@ -70,6 +71,7 @@ class Dispatch {
   RankTable& ranks_;
   Connections& connections_;
   InvestigationRunner& investigation_;
+  const HardwareWatch& hardware_;
   std::function<void(RankState&, uint64_t)> joined_;
   CommitLedger ledger_;
   NativeReaders native_readers_;

@@ -106,6 +106,7 @@ AgentOptions AgentOptions::from(const Env& env, const CommandLine& command) {
   options.hang_suspect_sec = env.seconds("hang_suspect_sec");
   options.abort_on_hang = env.text("hang_action") == "abort";
   options.crash_loop_limit = static_cast<int>(env.integer("crash_loop_limit"));
+  options.hardware_counters = env.flag("hardware_counters");
   options.metrics_port = static_cast<int>(env.integer("metrics_port"));
   // The daemon's working directory is /.
   if (!options.vault_dir.empty() && options.vault_dir[0] != '/') {

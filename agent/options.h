@@ -37,6 +37,7 @@ struct AgentOptions {
   bool abort_on_hang = false;
   int crash_loop_limit = 0;  // 0: none
   int metrics_port = 0;      // 0: none
+  bool hardware_counters = true;
 
   static AgentOptions from(const Env& env, const CommandLine& command);
   std::string directory() const;  // <run_dir>/<job>/node-<n>

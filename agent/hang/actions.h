@@ -24,6 +24,11 @@ struct Sample {
 };
 // Note what the processes of the live ranks have used, then call Investigation::counted().
 struct Count {};
+// Read the hardware counters of the node, unless that has just been done; NodeFacts has what they
+// say.
+struct ReadHardware {
+  bool again = false;  // although it has just been done
+};
 // Ask these connections for the stacks of their ranks; answers go to Investigation::replied().
 struct AskForStacks {
   uint64_t look = 0;
@@ -97,9 +102,9 @@ struct Abort {
 }  // namespace action
 
 using Action =
-    std::variant<action::Sample, action::Count, action::AskForStacks, action::ReadOutside,
-                 action::Examine, action::AskNodes, action::AnswerNode, action::AnswerTool,
-                 action::WriteReport, action::Show, action::ShowAtLauncher, action::EndLauncher,
-                 action::Abort>;
+    std::variant<action::Sample, action::Count, action::ReadHardware, action::AskForStacks,
+                 action::ReadOutside, action::Examine, action::AskNodes, action::AnswerNode,
+                 action::AnswerTool, action::WriteReport, action::Show, action::ShowAtLauncher,
+                 action::EndLauncher, action::Abort>;
 
 }  // namespace reft::agent

@@ -23,6 +23,9 @@ constexpr int64_t kDeathNs = 2 * kSecond;
 constexpr int64_t kAfterCrashNs = kSecond / 5;
 // After the first death, if not all ranks have ended by then.
 constexpr int64_t kEndsNs = 3 * kSecond / 2;
+// Time to read the hardware counters after it: whether a GPU is lost. The launcher, on whose
+// terminal the verdict is to be, may end at once.
+constexpr int64_t kCountersNs = kSecond / 2;
 constexpr size_t kMaxChildStacks = 32;   // processes of a rank whose stacks are read
 constexpr size_t kMaxDisagreements = 8;  // reported in an incarnation; later ones are counted
 constexpr int kMoreLooksForSilent = 3;   // after a report without some nodes
@@ -62,6 +65,8 @@ void Investigation::tick(const std::vector<RankLog>& logs, bool traced, int64_t 
   watchOtherNodes(now_ns);
   if (hang_watch_.halfway(now_ns)) {
     add(action::Count{});
+    // Some seconds later, a driver that does not answer is known as such.
+    add(action::ReadHardware{});
   }
   if (hang_watch_.early(now_ns)) {
     start(Look::Kind::kEarly, {}, now_ns);
@@ -213,6 +218,7 @@ void Investigation::noteEnd(const RankFacts& facts, RankEvidence how, int64_t no
       !facts.said_bye && std::none_of(ends_.begin(), ends_.end(),
                                       [](const auto& end) { return !end.second.said_bye; });
   if (first) {
+    first_end_ns_ = now_ns;
     ends_due_ns_ = now_ns + kEndsNs;
   }
   ends_[facts.rank] = std::move(how);
@@ -225,7 +231,8 @@ void Investigation::settleEnds(int64_t now_ns) {
       std::any_of(facts_.ranks.begin(), facts_.ranks.end(), [this](const auto& entry) {
         return entry.second.live() && entry.second.incarnation == ends_incarnation_;
       });
-  if (ends_due_ns_ == 0 || (any_lives && now_ns < ends_due_ns_)) {
+  const bool counts = facts_.gpus && facts_.sampling && now_ns < first_end_ns_ + kCountersNs;
+  if (ends_due_ns_ == 0 || counts || (any_lives && now_ns < ends_due_ns_)) {
     return;
   }
   bool open = false;
@@ -376,6 +383,9 @@ Look& Investigation::start(Look::Kind kind, const std::set<int>& only, int64_t n
   if (look.withOtherNodes()) {
     look.nodes.expect(facts_.nodes, settings_.node);
   }
+  if (kind != Look::Kind::kEarly) {
+    add(action::ReadHardware{kind == Look::Kind::kCrash});
+  }
   add(action::Sample{look.id(), look.ranks(), look.thorough()});
   if (look.withOtherNodes() && facts_.nodes > 1) {
     add(action::AskNodes{look.id(), static_cast<double>(kGatherNs) * 1e-9, NodeRequest::kEvidence});
@@ -474,6 +484,7 @@ HangEvidence Investigation::evidenceAt(int64_t now_ns) const {
   evidence.world = facts_.world;
   evidence.nodes = facts_.nodes;
   evidence.now_ns = now_ns;
+  addHardwareNotes(evidence, facts_.hardware, settings_.node);
   return evidence;
 }
 

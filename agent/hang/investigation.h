@@ -145,9 +145,10 @@ class Investigation {
   // How ranks of one incarnation ended, until that is reported.
   std::map<int, RankEvidence> ends_;
   uint64_t ends_incarnation_ = 0;
-  int64_t ends_due_ns_ = 0;  // time to report; 0: no rank ended without a clean end, or it is done
-  std::string failure_;      // what failed in the last crash, and at which step
-  int same_failures_ = 0;    // how often in a row
+  int64_t first_end_ns_ = 0;  // time at which the first end that was not clean was noticed
+  int64_t ends_due_ns_ = 0;   // time to report; 0: no rank ended without a clean end, or it is done
+  std::string failure_;       // what failed in the last crash, and at which step
+  int same_failures_ = 0;     // how often in a row
   uint64_t crash_reports_ = 0;
   std::vector<Disagreement> disagreements_;
 };

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <csignal>
 #include <fstream>
+#include <utility>
 #include <variant>
 
 #include "agent/hang/launcher_terminal.h"
@@ -34,16 +35,26 @@ std::string bootId() {
 
 InvestigationRunner::InvestigationRunner(const Investigation::Settings& settings, int directory,
                                          const std::string& path, RankTable& ranks,
-                                         Connections& connections, int wake)
+                                         Connections& connections, HardwareWatch& hardware,
+                                         int wake)
     : settings_(settings),
       reports_(directory, path, {}),
       ranks_(ranks),
       connections_(connections),
+      hardware_(hardware),
       investigation_(settings),
       outside_stacks_(wake),
       aborter_(settings.job, ranks, connections) {}
 
 // ---- inputs
+
+void InvestigationRunner::learn() {
+  NodeFacts facts = factsOf(ranks_);
+  facts.hardware = hardware_.notes();
+  facts.sampling = hardware_.sampling();
+  facts.gpus = hardware_.hasGpus();
+  investigation_.know(std::move(facts));
+}
 
 void InvestigationRunner::tick(int64_t now_ns) {
   std::vector<std::pair<const RankState*, OpLogReader>> readers;
@@ -154,6 +165,10 @@ void InvestigationRunner::execute(const action::Count&, int64_t now_ns) {
     }
   }
   investigation_.counted(counters, now_ns);
+}
+
+void InvestigationRunner::execute(const action::ReadHardware& action, int64_t now_ns) {
+  hardware_.investigates(action.again, now_ns);
 }
 
 void InvestigationRunner::execute(const action::AskForStacks& action, int64_t) {

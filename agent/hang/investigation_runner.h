@@ -15,6 +15,7 @@
 #include "agent/hang/outside_stacks.h"
 #include "agent/hang/rank_examiner.h"
 #include "agent/hang/report_folder.h"
+#include "agent/health/hardware_watch.h"
 #include "agent/peers/connection.h"
 #include "agent/peers/messages.h"
 #include "agent/peers/rank_table.h"
@@ -30,7 +31,7 @@ class InvestigationRunner {
   // the loop.
   InvestigationRunner(const Investigation::Settings& settings, int directory,
                       const std::string& path, RankTable& ranks, Connections& connections,
-                      int wake);
+                      HardwareWatch& hardware, int wake);
 
   void setDirectory(int directory, const std::string& path) { reports_.move(directory, path); }
 
@@ -57,11 +58,12 @@ class InvestigationRunner {
   const Investigation& investigation() const { return investigation_; }
 
  private:
-  void learn() { investigation_.know(factsOf(ranks_)); }
+  void learn();
   // Executes actions until there are no more.
   void execute(int64_t now_ns);
   void execute(const action::Sample& action, int64_t now_ns);
   void execute(const action::Count& action, int64_t now_ns);
+  void execute(const action::ReadHardware& action, int64_t now_ns);
   void execute(const action::AskForStacks& action, int64_t now_ns);
   void execute(const action::ReadOutside& action, int64_t now_ns);
   void execute(const action::Examine& action, int64_t now_ns);
@@ -81,6 +83,7 @@ class InvestigationRunner {
   ReportFolder reports_;
   RankTable& ranks_;
   Connections& connections_;
+  HardwareWatch& hardware_;
   Investigation investigation_;
   OutsideStacks outside_stacks_;
   Aborter aborter_;

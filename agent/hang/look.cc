@@ -145,6 +145,7 @@ bool Look::ready(const NodeFacts& facts, int64_t now_ns) const {
           ? facts.anyLive()
           : std::any_of(ranks_.begin(), ranks_.end(),
                         [&](const auto& rank) { return waitsFor(rank.first, facts); }) ||
+                (thorough() && facts.sampling) ||
                 std::any_of(outside_.begin(), outside_.end(),
                             [](const auto& read) { return !read.second; });
   return (!waits || now_ns >= deadline_ns_) && !nodes.open(now_ns);

@@ -16,6 +16,7 @@
 
 #include "agent/hang/nodes.h"
 #include "hang_detect/evidence/evidence.h"
+#include "hang_detect/evidence/hardware_note.h"
 #include "hang_detect/evidence/process_state.h"
 #include "hang_detect/stacks/remote_stack.h"
 
@@ -37,8 +38,11 @@ struct NodeFacts {
   uint64_t incarnation = 0;  // of the newest ranks
   int world = 0;
   int nodes = 1;
-  bool restarts = false;           // a launcher lives that would start the ranks again
-  std::map<int, RankFacts> ranks;  // of this node
+  bool restarts = false;                 // a launcher lives that would start the ranks again
+  std::map<int, RankFacts> ranks;        // of this node
+  std::vector<HardwareNote> hardware{};  // on this node
+  bool sampling = false;                 // its hardware counters are being read
+  bool gpus = false;                     // it has GPUs
 
   bool anyLive() const;
 };

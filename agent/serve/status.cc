@@ -10,6 +10,7 @@
 
 #include "agent/hang/hang_watch.h"
 #include "agent/hang/rank_examiner.h"
+#include "agent/serve/hardware_metrics.h"
 #include "hang_detect/evidence/evidence_json.h"
 #include "hang_detect/report/verdict_text.h"
 
@@ -245,7 +246,8 @@ std::string inventoryJson(RankTable& ranks, const std::vector<Mesh::Copy>& copie
   return dumpJson({{"vaults", vaults}});
 }
 
-std::string metricsText(RankTable& ranks, const CommitLedger& ledger, const AgentState& agent) {
+std::string metricsText(RankTable& ranks, const CommitLedger& ledger, const AgentState& agent,
+                        const HardwareSample* hardware) {
   std::ostringstream out;
   out.precision(std::numeric_limits<double>::max_digits10);  // a machine that is up for weeks still
                                                              // counts microseconds
@@ -264,6 +266,9 @@ std::string metricsText(RankTable& ranks, const CommitLedger& ledger, const Agen
   sample("refused_peers_total", "counter",
          "Connections refused, or closed because of an invalid message.", agent.refused_peers);
   sample("connections", "gauge", "Open connections.", agent.connections);
+  if (hardware != nullptr) {
+    out << hardwareMetrics(*hardware, node);
+  }
 
   struct Sample {
     int rank;

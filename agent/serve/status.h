@@ -28,6 +28,7 @@
 
 #include "agent/mesh/mesh.h"
 #include "agent/peers/rank_table.h"
+#include "hang_detect/evidence/hardware_sample.h"
 #include "hang_detect/verdict/verdict.h"
 #include "snapshot/commit/commit_ledger.h"
 
@@ -55,7 +56,9 @@ std::string statusJson(RankTable& ranks, const CommitLedger& ledger, const Agent
 nlohmann::json meshJson(const Mesh::Status& mesh, const std::vector<Mesh::Copy>& copies);
 // `world`: see parseVaultList().
 std::string inventoryJson(RankTable& ranks, const std::vector<Mesh::Copy>& copies, int world);
-std::string metricsText(RankTable& ranks, const CommitLedger& ledger, const AgentState& agent);
+// `hardware`: nullptr if no sample is there.
+std::string metricsText(RankTable& ranks, const CommitLedger& ledger, const AgentState& agent,
+                        const HardwareSample* hardware);
 
 std::string dumpJson(const nlohmann::json& value);  // never throws on text that is not UTF-8
 

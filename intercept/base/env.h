@@ -154,6 +154,9 @@ namespace reft {
   X(crash_loop_limit, "REFT_CRASH_LOOP_LIMIT", kInt, "0", "0..1000", \
     "If so many attempts in a row fail alike (same ranks, error and line, at the same step), end " \
     "the launcher with SIGTERM instead of another restart (docs/crash.md). 0: never.") \
+  X(hardware_counters, "REFT_HARDWARE_COUNTERS", kFlag, "1", "0|1", \
+    "Whether the agent has a separate process read the counters of GPUs (NVML) and network devices, " \
+    "as evidence in verdicts and as metrics (docs/hardware.md). 0: none, and NVML is not loaded.") \
   X(hang_action, "REFT_HANG_ACTION", kChoice, "report", "report|abort", \
     "What reft does after the report of a hang. report: nothing. abort: ends the ranks, so " \
     "that the launcher restarts them and they resume; needs a launcher with restarts " \

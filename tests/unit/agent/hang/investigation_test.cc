@@ -154,6 +154,7 @@ class InvestigationTest : public ::testing::Test {
     }
     investigation->sampled(action.look, samples, clock.now_ns);
   }
+  void execute(const action::ReadHardware&) { ++hardware_reads; }
   void execute(const action::Count&) {
     investigation->counted({{0, countersOf(0)}, {1, countersOf(1)}}, clock.now_ns);
   }
@@ -222,6 +223,7 @@ class InvestigationTest : public ::testing::Test {
   bool answer_stacks = true, stopped = true, traced = false, busy = false;
   uint64_t carrier = 1;
   int examinations = 0;
+  int hardware_reads = 0;
   int ended_launchers = 0;
   std::vector<uint64_t> asked;
   std::vector<int> outside;
@@ -566,6 +568,62 @@ TEST_F(InvestigationTest, EndsNoLauncherThatWouldNotStartAgainNorOneOfAJobThatAP
   fail(0, "KeyboardInterrupt");
   EXPECT_EQ(reports.size(), 2U);
   EXPECT_EQ(ended_launchers, 0);
+}
+
+TEST_F(InvestigationTest, WaitsForTheHardwareCountersOfACrashForAMoment) {
+  facts.gpus = facts.sampling = true;
+  fail(1, "RuntimeError");
+  fail(0, "");
+  EXPECT_EQ(hardware_reads, 1);
+  EXPECT_THAT(reports, IsEmpty());
+  facts.sampling = false;
+  facts.hardware = {{0, true, "GPU 1 fell off the bus"}};
+  step();
+  ASSERT_EQ(reports.size(), 1U);
+  EXPECT_THAT(reports[0].finding.screen, HasSubstr("class: exclude node"));
+  EXPECT_THAT(reports[0].finding.screen, HasSubstr("GPU 1 fell off the bus"));
+}
+
+TEST_F(InvestigationTest, DoesNotWaitForHardwareCountersThatDoNotCome) {
+  facts.gpus = facts.sampling = true;
+  fail(1, "RuntimeError");
+  fail(0, "");
+  pass(0.5);
+  ASSERT_EQ(reports.size(), 1U);
+  EXPECT_THAT(reports[0].finding.screen, HasSubstr("class: fix the program"));
+}
+
+TEST_F(InvestigationTest, DoesNotWaitForHardwareCountersWithoutAGpu) {
+  facts.sampling = true;
+  fail(1, "ValueError");
+  fail(0, "");
+  EXPECT_EQ(reports.size(), 1U);
+}
+
+TEST_F(InvestigationTest, ReportsAHangWithTheHardwareCountersThatItWaitedFor) {
+  begin(0);
+  pass(kSuspectSec / 4);
+  EXPECT_EQ(hardware_reads, 0);
+  pass(kSuspectSec / 2);
+  EXPECT_EQ(hardware_reads, 1) << "halfway";
+  facts.sampling = true;
+  pass(kSuspectSec / 4 + 0.5);
+  EXPECT_EQ(hardware_reads, 2);
+  EXPECT_THAT(reports, IsEmpty());
+  facts.sampling = false;
+  facts.hardware = {{0, false, "eth0: link went down once since the job began"}};
+  step();
+  ASSERT_EQ(reports.size(), 1U);
+  EXPECT_THAT(reports[0].finding.screen,
+              HasSubstr("eth0: link went down once since the job began"));
+  EXPECT_EQ(reports[0].evidence.hardware.size(), 1U);
+}
+
+TEST_F(InvestigationTest, ReportsAHangWithoutHardwareCountersThatDoNotCome) {
+  begin(0);
+  facts.sampling = true;
+  pass(kSuspectSec + 3);
+  EXPECT_EQ(reports.size(), 1U);
 }
 
 TEST_F(InvestigationTest, AJobThatEndsCleanlyHasNoCrash) {

@@ -60,6 +60,7 @@ class SimulatedNode {
   void execute(const action::ReadOutside& action);
   void execute(const action::Examine& action);
   void execute(const action::WriteReport& action);
+  void execute(const action::ReadHardware&) {}
   void execute(const action::AskNodes&) {}
   void execute(const action::AnswerNode&) {}
   void execute(const action::AnswerTool&) {}
