@@ -47,7 +47,7 @@ const std::string& hostIdentity() {
 }  // namespace
 
 Dispatch::Dispatch(const AgentOptions& options, RankTable& ranks, Connections& connections,
-                   InvestigationRunner& investigation, const HardwareWatch& hardware,
+                   InvestigationRunner& investigation, HardwareWatch& hardware,
                    std::function<void(RankState&, uint64_t)> joined, int wake, int64_t now_ns)
     : options_(options),
       ranks_(ranks),
@@ -197,7 +197,7 @@ void Dispatch::fromRank(Connection& peer, RankState& rank, wire::Frame& frame, i
     case wire::Type::kGathered:
       investigation_.gathered(peer, parseGathered(frame.payload), now_ns);
       return;
-    case wire::Type::kLastWords: hearWords(peer, rank, frame.payload); return;
+    case wire::Type::kLastWords: hearWords(peer, rank, frame.payload, now_ns); return;
     case wire::Type::kBye:
       rank.said_bye = true;
       logInfo("agent", "rank ", rank.hello.rank, " ended cleanly");
@@ -484,8 +484,12 @@ void Dispatch::sendNativeStacks() {
 
 // A rank that a fault has stopped says so twice, the second time with its stacks. It then waits for
 // the native frames, which are read from the first time on.
-void Dispatch::hearWords(Connection& peer, RankState& rank, std::string_view payload) {
+void Dispatch::hearWords(Connection& peer, RankState& rank, std::string_view payload,
+                         int64_t now_ns) {
   addLastWords(rank.ending, payload);
+  if (rank.ending.exception || rank.ending.fault) {
+    hardware_.investigates(true, now_ns);  // its process takes a moment to end
+  }
   if (!rank.ending.fault) {
     return;
   }

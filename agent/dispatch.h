@@ -30,7 +30,7 @@ class Dispatch {
   // `joined`: called for each rank that has joined, with its old connection (0: none). `wake`:
   // written to when takeCopies() has something to do.
   Dispatch(const AgentOptions& options, RankTable& ranks, Connections& connections,
-           InvestigationRunner& investigation, const HardwareWatch& hardware,
+           InvestigationRunner& investigation, HardwareWatch& hardware,
            std::function<void(RankState&, uint64_t old_connection)> joined, int wake,
            int64_t now_ns);
 
@@ -63,7 +63,7 @@ class Dispatch {
   void say(const std::string& line, bool is_warning = true);
   void giveVault(Connection& peer, const VaultGet& wanted);
   void readNative(Connection& peer, int number);
-  void hearWords(Connection& peer, RankState& rank, std::string_view payload);
+  void hearWords(Connection& peer, RankState& rank, std::string_view payload, int64_t now_ns);
   void act(const std::vector<CommitLedger::Action>& actions);
   const AgentState& state();
 
@@ -71,7 +71,7 @@ class Dispatch {
   RankTable& ranks_;
   Connections& connections_;
   InvestigationRunner& investigation_;
-  const HardwareWatch& hardware_;
+  HardwareWatch& hardware_;
   std::function<void(RankState&, uint64_t)> joined_;
   CommitLedger ledger_;
   NativeReaders native_readers_;

@@ -1,10 +1,10 @@
 // What this node's hardware counts: decides when reft-health takes a sample, and keeps the first
 // one, that of the attempt and the newest one.
 //
-// A sample is taken when the ranks of an attempt join, when an investigation begins, and once a
-// minute, or more rarely: never for more than a thousandth of the time. The regular ones keep the
-// metrics fresh, fetch Xid errors before the driver forgets them, and leave a recent sample if the
-// next one does not come back.
+// A sample is taken when the ranks of an attempt join, when a rank reports an exception or a fault,
+// when an investigation begins, and once a minute, or more rarely: never for more than a thousandth
+// of the time. The regular ones keep the metrics fresh, fetch Xid errors before the driver forgets
+// them, and leave a recent sample if the next one does not come back.
 //
 // A program that does not answer is killed, and that is evidence. If the driver does not let it
 // die, it stays, and the agent goes on.

@@ -113,7 +113,7 @@ def test_the_program_prints_what_devices_count(node: Node) -> None:
             {"device": "eth0", "infiniband": False, "state": "up", "counters": {"rx_errors": 5}}
         ]
         assert got["xids"] == []
-        assert Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()[16] == "19"  # nice
+        assert Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()[16] == "10"  # nice
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(60) == 0
