@@ -45,6 +45,11 @@ void* fake_cuda_shadow(const void* address);
 // What is wrong with the PTX that the calling thread loaded last; empty: nothing. Until it loads
 // again.
 const char* fake_cuda_refusal(void);
+// From now on, launches take `handle` as a kernel of this name, on each device. It does nothing but
+// take time. If a launch has arguments, the first one is a Work (device.h), which is moved from.
+void fake_cuda_add_kernel(const void* handle, const char* name);
+// 1: cuGetProcAddress() gives functions at other addresses than those of the exported symbols.
+void fake_cuda_set_thunks(int on);
 // Enqueues `function(argument)` on a stream, as a kernel.
 int fake_cuda_launch(void* stream, void (*function)(void*), void* argument);
 

@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -144,6 +145,30 @@ Modules& modules() {
   return *all;
 }
 
+// Kernels without a text; see control.h.
+class NamedKernels {
+ public:
+  void add(const void* handle, const char* name) {
+    const std::lock_guard lock(mutex_);
+    names_.try_emplace(handle, name);
+  }
+  // nullptr for a handle that is none. The text stays.
+  const char* find(const void* handle) const {
+    const std::lock_guard lock(mutex_);
+    const auto found = names_.find(handle);
+    return found == names_.end() ? nullptr : found->second.c_str();
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::unordered_map<const void*, std::string> names_;
+};
+
+NamedKernels& namedKernels() {
+  static auto* const all = new NamedKernels;
+  return *all;
+}
+
 constexpr unsigned kMostThreads = 1024;  // of a block
 thread_local std::string t_refusal;      // of the calling thread's newest module
 
@@ -193,6 +218,15 @@ API int cuCtxGetStreamPriorityRange(int* lowest, int* highest) {
   *lowest = kLowestPriority;
   *highest = kHighestPriority;
   return Machine::current() < 0 ? kInvalidContext : kSuccess;
+}
+API int cuCtxSynchronize() {
+  ENTER();
+  return Machine::current() < 0 ? kInvalidContext : machine().synchronizeDevice(Machine::current());
+}
+API int cuCtxSynchronize_v2(void* context) {
+  ENTER();
+  return context == nullptr ? kInvalidContext
+                            : machine().synchronizeDevice(static_cast<Context*>(context)->device);
 }
 API int cuDevicePrimaryCtxRetain(void** context, int device) {
   COUNT(false);
@@ -374,6 +408,20 @@ API int cuStreamEndCapture(void* stream, void** graph) {
   ENTER();
   return machine().endCapture(stream, reinterpret_cast<Graph**>(graph));
 }
+API int cuGraphInstantiateWithFlags(void** executable, void* graph, uint64_t /*flags*/) {
+  ENTER();
+  *executable = new Graph(*static_cast<Graph*>(graph));
+  return kSuccess;
+}
+API int cuGraphLaunch(void* executable, void* stream) {
+  ENTER();
+  return machine().launchGraph(*static_cast<Graph*>(executable), stream);
+}
+API int cuGraphExecDestroy(void* executable) {
+  ENTER();
+  delete static_cast<Graph*>(executable);
+  return kSuccess;
+}
 API int cuGraphDestroy(void* graph) {
   ENTER();
   delete static_cast<Graph*>(graph);
@@ -398,6 +446,10 @@ API int cuEventDestroy_v2(void* event) {
   return machine().destroyEvent(event);
 }
 API int cuEventRecord(void* event, void* stream) {
+  ENTER();
+  return machine().record(event, stream);
+}
+API int cuEventRecordWithFlags(void* event, void* stream, unsigned /*flags*/) {
   ENTER();
   return machine().record(event, stream);
 }
@@ -451,6 +503,10 @@ API int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigne
   if (Machine::current() < 0) {
     return kInvalidContext;
   }
+  if (namedKernels().find(function) != nullptr) {
+    return machine().enqueueKernel(
+        stream, arguments == nullptr ? Work() : std::move(*static_cast<Work*>(arguments[0])));
+  }
   const auto loaded = modules().find(function);
   const StreamPtr on = machine().stream(stream);
   if (loaded.kernel == nullptr || on == nullptr || on->device != loaded.device) {
@@ -475,6 +531,30 @@ API int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigne
       calls().stick(result);
     }
   });
+}
+
+struct LaunchConfiguration {  // CUlaunchConfig
+  unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes;
+  void* stream;
+  void* attributes;
+  unsigned attribute_count;
+};
+API int cuLaunchKernelEx(const void* configuration, void* function, void** arguments,
+                         void** extra) {
+  ENTER();
+  const auto& with = *static_cast<const LaunchConfiguration*>(configuration);
+  return cuLaunchKernel(function, with.grid_x, with.grid_y, with.grid_z, with.block_x, with.block_y,
+                        with.block_z, with.shared_bytes, with.stream, arguments, extra);
+}
+// One handle serves as CUfunction and as CUkernel, as a launch takes both.
+API int cuFuncGetName(const char** name, void* function) {
+  COUNT(false);
+  *name = namedKernels().find(function);
+  if (*name == nullptr) {
+    const auto loaded = modules().find(function);
+    *name = loaded.kernel == nullptr ? nullptr : loaded.kernel->name().c_str();
+  }
+  return *name == nullptr ? kInvalidHandle : kSuccess;
 }
 
 // Linked by libcaffe2_nvrtc.so.
@@ -531,6 +611,9 @@ API void* fake_cuda_shadow(const void* address) {
 }
 API const char* fake_cuda_refusal(void) {
   return t_refusal.c_str();
+}
+API void fake_cuda_add_kernel(const void* handle, const char* name) {
+  namedKernels().add(handle, name);
 }
 API int fake_cuda_launch(void* stream, void (*function)(void*), void* argument) {
   return machine().enqueueKernel(stream, [function, argument] { function(argument); });
