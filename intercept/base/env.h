@@ -54,6 +54,9 @@ namespace reft {
     "Keep vaults (the snapshots of each rank) as files in this directory, not in anonymous " \
     "memory. Files survive the agent. The directory must be on tmpfs, ramfs, ext2 to ext4, xfs " \
     "or overlayfs; on others, the job trains without snapshots.") \
+  X(intercept, "REFT_INTERCEPT", kFlag, "1", "0|1", \
+    "0: the preloaded library (docs/intercept.md) observes nothing. It reads this once, when the " \
+    "process first looks up a function of CUDA.") \
   X(snapshot, "REFT_SNAPSHOT", kFlag, "1", "0|1", \
     "0: no snapshots and no resume; the backend and the op log only. Snapshots of an earlier " \
     "start stay until the job ends cleanly.") \

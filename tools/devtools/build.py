@@ -28,8 +28,8 @@ FOLDERS = ["intercept", "snapshot", "hang_detect", "c10d_backend", "agent", "pyt
 CONFIG = "--config-settings"  # its short form, -C, is newer than Debian 12's pip
 # Top-level names of a wheel; anything else is not the product.
 WHEEL_NAMES = {"reft", "reft_autoload.py"}
-WHEEL_FILES = ["reft/lib/libreft.so", "reft/lib/libreft_intercept.so", "reft/bin/reft-agent",
-               "reft/bin/reft-unwind", "reft/bin/reft-health", "reft/_cli/main.py",
+WHEEL_FILES = ["reft/lib/libreft.so", "reft/lib/libreft_intercept.so", "reft/lib/libreft_preload.so",
+               "reft/bin/reft-agent", "reft/bin/reft-unwind", "reft/bin/reft-health", "reft/_cli/main.py",
                "reft/_cli/pages/verdict.css", "reft_autoload.py"]  # fmt: skip
 
 
