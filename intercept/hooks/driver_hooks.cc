@@ -92,8 +92,10 @@ void* hookOf(const Row& row, void* real) {
   for (size_t lane = 0; lane < kLanes; ++lane) {
     void* taken = row.origs[lane].load(std::memory_order_acquire);
     if (taken == nullptr) {
-      row.origs[lane].compare_exchange_strong(taken, real, std::memory_order_acq_rel);
-      taken = taken == nullptr ? real : taken;
+      if (row.origs[lane].compare_exchange_strong(taken, real, std::memory_order_acq_rel)) {
+        activity.hooked.fetch_add(1, kRelaxed);
+        taken = real;
+      }
     }
     if (taken == real) {
       return row.hooks[lane];

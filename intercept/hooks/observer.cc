@@ -13,18 +13,12 @@
 namespace reft::hooks {
 
 ActivityTable activity;
+constinit thread_local ObservedThread observed_thread;
 
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr uint32_t kClaimEvery = 4096;  // calls of a thread that has found no slot
-
-struct Thread {
-  ActivitySlot* slot = nullptr;
-  uint32_t without_slot = 0;  // calls
-  bool inside = false;        // a call: what the driver calls meanwhile is its own affair
-};
-thread_local Thread t_thread;
 
 class KeepErrno {
  public:
@@ -53,7 +47,7 @@ void forgetParent() {
   for (auto& count : activity.untracked) {
     count.store(0, kRelaxed);
   }
-  t_thread = Thread();
+  observed_thread = ObservedThread();
 }
 
 // Coarse: a launch must not pay for a clock that is exact to the nanosecond.
@@ -74,8 +68,9 @@ ActivitySlot* take(ActivitySlot& slot, int32_t owner, int32_t thread) {
   return &slot;
 }
 
-// nullptr if as many threads that live have one.
-ActivitySlot* claim() {
+// nullptr if as many threads that live have one. Apart, so that the way of every launch stays
+// short.
+[[gnu::noinline, gnu::cold]] ActivitySlot* claim() {
   const KeepErrno keep;
   const auto thread = static_cast<int32_t>(::syscall(SYS_gettid));
   for (ActivitySlot& slot : activity.slots) {
@@ -99,11 +94,16 @@ ActivitySlot* claim() {
   return nullptr;
 }
 
-ActivitySlot* slotOf(Thread& thread) {
-  if (thread.slot == nullptr && thread.without_slot++ % kClaimEvery == 0) {
+[[gnu::noinline, gnu::cold]] ActivitySlot* newSlotOf(ObservedThread& thread) {
+  if (thread.without_slot++ % kClaimEvery == 0) {
     thread.slot = claim();
   }
   return thread.slot;
+}
+
+[[gnu::noinline, gnu::cold]] bool clockFails() {
+  disarm(ActivityTable::kClock);
+  return false;
 }
 
 }  // namespace
@@ -131,36 +131,25 @@ void disarm(ActivityTable::Fault fault) {
 }
 
 bool enter(DriverCall call, CallKind kind, uint64_t object) {
-  Thread& thread = t_thread;
+  ObservedThread& thread = observed_thread;
   if (thread.inside || activity.state.load(kRelaxed) != ActivityTable::kArmed) {
     return false;
   }
   const int64_t now = nowNs();
   if (now < 0) {
-    disarm(ActivityTable::kClock);
-    return false;
+    return clockFails();
   }
   thread.inside = true;
   if (kind == CallKind::kUnload) {
     activity.unloads.fetch_add(1, std::memory_order_acq_rel);
   }
-  if (ActivitySlot* const slot = slotOf(thread)) {
+  ActivitySlot* const slot = thread.slot != nullptr ? thread.slot : newSlotOf(thread);
+  if (slot != nullptr) {
     beginCall(*slot, call, kind, object, now, activity.unloads.load(kRelaxed));
   } else {
     activity.untracked[static_cast<size_t>(kind)].fetch_add(1, kRelaxed);
   }
   return true;
-}
-
-void leave() {
-  Thread& thread = t_thread;
-  if (!thread.inside) {  // a fork inside the call: this is the child
-    return;
-  }
-  thread.inside = false;
-  if (thread.slot != nullptr) {
-    endCall(*thread.slot);
-  }
 }
 
 }  // namespace reft::hooks

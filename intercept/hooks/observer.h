@@ -18,9 +18,23 @@ extern ActivityTable activity;
 bool arm();
 void disarm(ActivityTable::Fault fault);
 
+struct ObservedThread {
+  ActivitySlot* slot = nullptr;
+  uint32_t without_slot = 0;  // calls
+  bool inside = false;        // a call: what the driver calls meanwhile is its own affair
+};
+extern constinit thread_local ObservedThread observed_thread;
+
 // Whether the caller has to call leave() after the real call.
 bool enter(DriverCall call, CallKind kind, uint64_t object);
-void leave();
+inline void leave() {
+  ObservedThread& thread = observed_thread;
+  // The child of a fork inside the call has no slot.
+  thread.inside = false;
+  if (thread.slot != nullptr) {
+    endCall(*thread.slot);
+  }
+}
 
 class Observed {
  public:

@@ -69,6 +69,7 @@ struct ActivityTable {
   std::atomic<uint32_t> state{kInert};
   std::atomic<uint32_t> fault{kNoFault};
   std::atomic<uint64_t> unloads{0};  // counted before the real call
+  std::atomic<uint64_t> hooked{0};   // functions that have a hook
   // Functions handed out as they are: of an unknown version, or because no hook was free.
   std::atomic<uint64_t> unhooked{0};
   std::atomic<uint64_t> untracked[kCallKinds]{};

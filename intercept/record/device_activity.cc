@@ -76,6 +76,7 @@ DeviceActivity readDeviceActivity(const ActivityTable* table) {
     return result;
   }
   result.state = stateOf(*table);
+  result.hooked = table->hooked.load(kRelaxed);
   result.unhooked = table->unhooked.load(kRelaxed);
   for (size_t kind = 0; kind < kCallKinds; ++kind) {
     result.counts[kind] = table->untracked[kind].load(kRelaxed);

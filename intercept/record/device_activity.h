@@ -52,6 +52,7 @@ struct DeviceActivity {
   std::vector<Call> in_call;  // the oldest first
   uint64_t untracked =
       0;                  // calls of threads without a slot, which `launch` and `in_call` leave out
+  uint64_t hooked = 0;    // functions whose calls are observed, without those that programs link
   uint64_t unhooked = 0;  // functions whose calls are not observed
 };
 
