@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <cstddef>
-#include <cstring>
 
 #include "intercept/hooks/driver_exports.h"
 #include "intercept/hooks/loaded_objects.h"
@@ -84,8 +83,8 @@ const Row kRows[] = {
 #undef REFT_ROW
 static_assert(kLanes == 4, "REFT_ROW lists the lanes");
 
-bool equal(const char* a, const char* b) {
-  return b != nullptr && std::strcmp(a, b) == 0;
+bool isIn(const Row& row, const char* symbol) {
+  return equal(symbol, row.symbol) || (row.twin != nullptr && equal(symbol, row.twin));
 }
 
 void* hookOf(const Row& row, void* real) {
@@ -113,7 +112,7 @@ bool isHooked(const char* symbol) {
     return false;
   }
   for (const Row& row : kRows) {
-    if (equal(symbol, row.symbol) || equal(symbol, row.twin)) {
+    if (isIn(row, symbol)) {
       return true;
     }
   }
@@ -136,7 +135,7 @@ void* hookOfSymbol(const char* symbol, void* real) {
     return real;
   }
   for (const Row& row : kRows) {
-    if (equal(symbol, row.symbol) || equal(symbol, row.twin)) {
+    if (isIn(row, symbol)) {
       return hookOf(row, real);
     }
   }

@@ -4,7 +4,6 @@
 #include <link.h>
 
 #include <cstdint>
-#include <cstring>
 
 namespace reft::hooks {
 
@@ -15,13 +14,13 @@ using Symbol = ElfW(Sym);
 // The tables of one object; hash tables and versions may be absent.
 class SymbolTable {
  public:
-  explicit SymbolTable(const dl_phdr_info& object) : base_(object.dlpi_addr) {
-    for (int i = 0; i < object.dlpi_phnum; ++i) {
-      if (object.dlpi_phdr[i].p_type == PT_DYNAMIC) {
-        read(reinterpret_cast<const ElfW(Dyn)*>(base_ + object.dlpi_phdr[i].p_vaddr));
-      }
+  SymbolTable(ElfW(Addr) base, const ElfW(Dyn) * dynamic) : base_(base) {
+    if (dynamic != nullptr) {
+      read(dynamic);
     }
   }
+  explicit SymbolTable(const dl_phdr_info& object)
+      : SymbolTable(object.dlpi_addr, dynamicOf(object)) {}
 
   void* find(const char* name) const {
     if (symbols_ == nullptr || strings_ == nullptr) {
@@ -31,6 +30,14 @@ class SymbolTable {
   }
 
  private:
+  static const ElfW(Dyn) * dynamicOf(const dl_phdr_info& object) {
+    for (int i = 0; i < object.dlpi_phnum; ++i) {
+      if (object.dlpi_phdr[i].p_type == PT_DYNAMIC) {
+        return reinterpret_cast<const ElfW(Dyn)*>(object.dlpi_addr + object.dlpi_phdr[i].p_vaddr);
+      }
+    }
+    return nullptr;
+  }
   // glibc relocates the addresses in place; in the vDSO, and on some machines, it does not.
   template <typename T>
   const T* at(ElfW(Addr) address) const {
@@ -57,7 +64,7 @@ class SymbolTable {
     if (symbol.st_shndx == SHN_UNDEF || symbol.st_value == 0 ||
         (type != STT_FUNC && type != STT_OBJECT && type != STT_NOTYPE) ||
         (versions_ != nullptr && (versions_[index] & kHidden) != 0) ||
-        std::strcmp(strings_ + symbol.st_name, name) != 0) {
+        !equal(strings_ + symbol.st_name, name)) {
       return nullptr;
     }
     return reinterpret_cast<void*>(base_ + symbol.st_value);
@@ -163,6 +170,27 @@ int visitBeside(dl_phdr_info* object, size_t /*bytes*/, void* argument) {
 }
 
 }  // namespace
+
+bool equal(const char* a, const char* b) {
+  while (*a == *b && *a != 0) {
+    ++a;
+    ++b;
+  }
+  return *a == *b;
+}
+
+void* earlyDefinition(const char* symbol) {
+  bool passed = false;  // this library
+  for (const link_map* object = _r_debug.r_map; object != nullptr; object = object->l_next) {
+    if (passed) {
+      if (void* const found = SymbolTable(object->l_addr, object->l_ld).find(symbol)) {
+        return found;
+      }
+    }
+    passed = passed || object->l_ld == _DYNAMIC;
+  }
+  return nullptr;
+}
 
 void* nextDefinition(const char* symbol) {
   void* found = nullptr;

@@ -42,7 +42,7 @@ std::atomic<void*> orig_dlvsym;
 void* next(std::atomic<void*>& orig, const char* symbol) {
   void* found = orig.load(std::memory_order_relaxed);
   if (found == nullptr) {
-    found = nextDefinition(symbol);
+    found = earlyDefinition(symbol);
     orig.store(found, std::memory_order_relaxed);
   }
   return found;
