@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "tests/fakes/cuda/calls.h"
+#include "tests/fakes/cuda/control.h"
 #include "tests/fakes/cuda/device.h"
 
 #define API extern "C" __attribute__((visibility("default")))
@@ -57,14 +58,43 @@ Registry& registry() {
   return *one;
 }
 
+// The driver's functions that stand between a program and its device, looked up as the real runtime
+// does: one by dlsym, the others by it.
+struct Driver {
+  int (*launchKernel)(const void* kernel, unsigned, unsigned, unsigned, unsigned, unsigned,
+                      unsigned, unsigned, void* stream, void** arguments, void** extra) = nullptr;
+  int (*streamSynchronize)(void* stream) = nullptr;
+  int (*eventRecord)(void* event, void* stream) = nullptr;
+  int (*eventSynchronize)(void* event) = nullptr;
+
+  Driver() {
+    using Lookup = int (*)(const char*, void**, int, uint64_t, int*);
+    void* const library = ::dlopen("libcuda.so.1", RTLD_LAZY);
+    const auto lookup = reinterpret_cast<Lookup>(::dlsym(library, "cuGetProcAddress_v2"));
+    const auto find = [&](auto& function, const char* name, int version) {
+      lookup(name, reinterpret_cast<void**>(&function), version, 0, nullptr);
+    };
+    find(launchKernel, "cuLaunchKernel", 4000);
+    find(streamSynchronize, "cuStreamSynchronize", 2000);
+    find(eventRecord, "cuEventRecord", 2000);
+    find(eventSynchronize, "cuEventSynchronize", 2000);
+  }
+};
+const Driver& driver() {
+  static const Driver one;
+  return one;
+}
+
 cudaError_t launch(const void* kernel, cudaStream_t stream) {
   {
     const std::lock_guard lock(registry().mutex);
-    if (registry().kernels.count(kernel) == 0) {
+    const auto found = registry().kernels.find(kernel);
+    if (found == registry().kernels.end()) {
       return failed(kInvalidDeviceFunction);
     }
+    fake_cuda_add_kernel(kernel, found->second);
   }
-  return failed(machine().enqueueKernel(stream, nullptr));
+  return failed(driver().launchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, nullptr, nullptr));
 }
 
 struct Configuration {
@@ -460,7 +490,7 @@ API cudaError_t cudaStreamQuery(cudaStream_t stream) {
 }
 API cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   ENTER();
-  return failed(machine().synchronizeStream(stream));
+  return failed(driver().streamSynchronize(stream));
 }
 API cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned /*flags*/) {
   ENTER();
@@ -480,7 +510,7 @@ API cudaError_t cudaEventDestroy(cudaEvent_t event) {
 API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream,
                                          unsigned /*flags*/) {
   ENTER();
-  return failed(machine().record(event, stream));
+  return failed(driver().eventRecord(event, stream));
 }
 API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return cudaEventRecordWithFlags(event, stream, 0);
@@ -491,7 +521,7 @@ API cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 API cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   ENTER();
-  return failed(machine().synchronizeEvent(event));
+  return failed(driver().eventSynchronize(event));
 }
 API cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end) {
   ENTER();
