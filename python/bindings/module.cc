@@ -4,6 +4,7 @@
 
 #include "python/bindings/backend.h"
 #include "python/bindings/base.h"
+#include "python/bindings/device_activity.h"
 #include "python/bindings/evidence_exchange.h"
 #include "python/bindings/frames.h"
 #include "python/bindings/hang.h"
@@ -28,6 +29,7 @@ PYBIND11_MODULE(_C, module) {
   reft::bindVaults(module);
   reft::bindEvidenceExchange(module);
   reft::bindHang(module);
+  reft::bindDeviceActivity(module);
   reft::bindFrames(module);
   reft::bindSets(module);
   reft::bindTensors(module);

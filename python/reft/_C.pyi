@@ -90,6 +90,10 @@ class OpLog:
 def process_op_log() -> OpLog: ...
 def install_call_sites(skip: Sequence[str]) -> None: ...
 
+# device_activity.cc
+
+def device_activity() -> dict[str, Any]: ...
+
 # evidence_exchange.cc
 
 evidence_carriers: int

@@ -286,6 +286,24 @@ def test_run_adds_restarts_unless_given(tmp_path: Path) -> None:
     assert json.loads(given.stdout)["argv"][3:] == ["--max_restarts=0", str(script)]
 
 
+def test_run_preloads_its_library_before_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from reft._cli.preload import library
+
+    if not library().is_file():
+        pytest.skip("the library is built for x86-64 only")
+    script = tmp_path / "train.py"
+    script.write_text("import os\nprint('reft', os.environ['LD_PRELOAD'])\n")
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    done = reft("run", "--preload", "--json", str(script))
+    assert json.loads(done.stdout)["environment"] == {"LD_PRELOAD": str(library())}
+    monkeypatch.setenv("LD_PRELOAD", f"libdl.so.2 {library()}")
+    started = reft("run", "--preload", "--standalone", str(script))
+    assert started.returncode == 0, started.stderr
+    assert f"reft {library()}:libdl.so.2\n" in started.stdout
+    assert "environment" not in json.loads(reft("run", "--json", str(script)).stdout)
+
+
 def test_run_runs_the_script_and_passes_its_exit_code_on(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     script = tmp_path / "train.py"

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from reft._cli import agents, words
+from reft._cli.preload import with_library
 
 _RESTARTS = 3
 
@@ -48,6 +49,9 @@ def torchrun_arguments(arguments: Sequence[str]) -> tuple[list[str], Path | None
 @click.option(
     "--check", is_flag=True, help="First check this node; do not start if it is at fault."
 )
+@click.option(
+    "--preload", is_flag=True, help="Observe what the ranks do in CUDA's driver (LD_PRELOAD)."
+)
 @click.option("--dry-run", is_flag=True, help="Print the command, do not run it.")
 @click.option("--json", "as_json", is_flag=True, help="Print the command as JSON, do not run it.")
 @click.argument(
@@ -57,7 +61,9 @@ def torchrun_arguments(arguments: Sequence[str]) -> tuple[list[str], Path | None
     type=click.UNPROCESSED,
     metavar="[TORCHRUN OPTIONS] SCRIPT [ARGS]...",
 )
-def command(check: bool, dry_run: bool, as_json: bool, arguments: tuple[str, ...]) -> None:
+def command(
+    check: bool, preload: bool, dry_run: bool, as_json: bool, arguments: tuple[str, ...]
+) -> None:
     """Runs SCRIPT under torchrun, which restarts the ranks when one dies (--max-restarts 3 unless
     given).
 
@@ -67,13 +73,21 @@ def command(check: bool, dry_run: bool, as_json: bool, arguments: tuple[str, ...
 
     --check measures this node first (`reft check --quick`, docs/check.md). If it is at fault, this
     prints why and ends with exit code 3: the node does not join the others.
+
+    --preload puts libreft_preload.so into LD_PRELOAD of torchrun and of all that it starts
+    (docs/intercept.md).
     """
     if Path(arguments[0]).name == "torchrun" and len(arguments) > 1:
         arguments = arguments[1:]
     rest, script = torchrun_arguments(arguments)
     argv = [sys.executable, "-m", "torch.distributed.run", *rest]
-    if dry_run or as_json:
-        agents.print_json({"argv": argv}) if as_json else words.echo(shlex.join(argv))
+    added = {"LD_PRELOAD": with_library(os.environ)} if preload else {}
+    if as_json:
+        agents.print_json({"argv": argv, **({"environment": added} if added else {})})
+        return
+    if dry_run:
+        settings = [f"{name}={value}" for name, value in added.items()]
+        words.echo(shlex.join([*(["env", *settings] if settings else []), *argv]))
         return
     if script is not None and not script.is_file():
         raise agents.Failure(f"script not found: {script}", agents.EXIT_NOTHING)
@@ -88,4 +102,4 @@ def command(check: bool, dry_run: bool, as_json: bool, arguments: tuple[str, ...
 
         preflight()
     sys.stdout.flush()
-    os.execv(argv[0], argv)
+    os.execve(argv[0], argv, os.environ | added)
