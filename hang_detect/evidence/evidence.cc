@@ -134,6 +134,9 @@ void addStackReply(RankEvidence& rank, std::string_view payload) noexcept {
     }
     rank.answered = true;
     rank.stacks = reply["text"].get<std::string>();
+    if (reply.contains("driver")) {
+      rank.driver = driverUseFrom(reply["driver"]);
+    }
     if (reply.contains("error") && reply["error"].is_string() &&
         !reply["error"].get<std::string>().empty()) {
       addError(rank, "stacks", reply["error"].get<std::string>());

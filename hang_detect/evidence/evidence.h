@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "hang_detect/evidence/connections.h"
+#include "hang_detect/evidence/driver_use.h"
 #include "hang_detect/evidence/ending.h"
 #include "hang_detect/evidence/hardware_note.h"
 #include "hang_detect/evidence/ops.h"
@@ -70,6 +71,7 @@ struct RankEvidence {
   int running_children = 0;  // processes that it started, and theirs
   std::vector<ChildProcess> children;
   Connections connections;
+  DriverUse driver;
   std::string error;  // reason for missing fields
 };
 
@@ -121,7 +123,7 @@ void addOpLog(RankEvidence& rank, const void* area, size_t bytes, int64_t now_ns
 // said since (OpLog::refresh), and it has not answered.
 void forgetDevice(RankEvidence& rank);
 
-// Fills answered and stacks from the payload of a kStackReply.
+// Fills answered, stacks and driver from the payload of a kStackReply.
 void addStackReply(RankEvidence& rank, std::string_view payload) noexcept;
 
 // Fills alive, proc_state, tracer_pid, wait_channel, children, connections and what runs from

@@ -141,6 +141,9 @@ RankEvidence rankOf(const json& entry) {
                              text(child, "name"), text(child, "stacks_text"),
                              text(child, "error")});
   });
+  if (const auto driver = entry.find("driver"); driver != entry.end()) {
+    rank.driver = driverUseFrom(*driver);
+  }
   each(entry, "dead_connections", [&](const json& dead) {
     rank.connections.dead.push_back(
         {text(dead, "local", kMaxAddress), text(dead, "peer", kMaxAddress),
@@ -334,6 +337,7 @@ json evidenceFields(const RankEvidence& rank) {
           {"groups", std::move(groups)},
           {"addresses", rank.connections.addresses},
           {"dead_connections", std::move(dead)},
+          {"driver", driverUseFields(rank.driver)},
           {"past", pastFields(rank.past)},
           {"call_sites", std::move(call_sites)},
           {"stacks_text", rank.stacks.text()},

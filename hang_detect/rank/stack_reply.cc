@@ -7,6 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "hang_detect/rank/driver_use_now.h"
 #include "intercept/base/json.h"
 #include "intercept/base/log.h"
 #include "intercept/record/device_ops.h"
@@ -14,7 +15,8 @@
 
 namespace reft {
 
-std::string stackReplyJson(std::string_view request, int rank, const StackDump& dump) {
+std::string stackReplyJson(std::string_view request, int rank, const StackDump& dump,
+                           const DriverUse& driver) {
   const auto asked = parseJson(request);
   nlohmann::json reply;
   reply["id"] = asked.is_object() && asked.contains("id") ? asked["id"] : nlohmann::json();
@@ -22,6 +24,7 @@ std::string stackReplyJson(std::string_view request, int rank, const StackDump& 
   reply["pid"] = ::getpid();
   reply["text"] = dump.text;
   reply["error"] = dump.error;
+  reply["driver"] = driverUseFields(driver);
   return reply.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -49,7 +52,7 @@ void installStackReplies(AgentClient& client, int rank, StackPrinter printer) {
     const StackDump dump = dumper->dump();
     logDebug("hang", "rank ", rank, " answers a stack request with ", dump.text.size(), " bytes",
              dump.error.empty() ? "" : ", error: ", dump.error);
-    client.send(wire::Type::kStackReply, stackReplyJson(frame.payload, rank, dump));
+    client.send(wire::Type::kStackReply, stackReplyJson(frame.payload, rank, dump, driverUseNow()));
   });
 }
 

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "hang_detect/evidence/oom_kills.h"
+#include "hang_detect/evidence/words.h"
 #include "hang_detect/stacks/printable.h"
 
 namespace reft {
@@ -109,6 +110,19 @@ std::string worker(const RankEvidence& rank) {
              : busyWorker(rank);
 }
 
+// The call in which the thread that counts waits for its device; nullptr if it does not.
+const DriverUse::Call* deviceWait(const RankEvidence& rank) {
+  // A first thread's number is that of its process.
+  const auto bits = rank.callers.empty() ? static_cast<uint16_t>(rank.pid)
+                                         : OpThread::tidBitsOf(rank.callers.front().thread);
+  return rank.driver.waitOf(bits);
+}
+
+std::string launched(const RankEvidence& rank) {
+  const std::string sentence = rank.driver.launchSentence();
+  return sentence.empty() ? "" : "; " + sentence;
+}
+
 constexpr SuspectRule kRules[] = {
     {"left", "ended_early", Excuse::kNever,
      [](const Suspect& s) { return !s.rank.alive && s.rank.said_bye; },
@@ -200,6 +214,14 @@ constexpr SuspectRule kRules[] = {
     {"waits_for_child", "waits_for_child", Excuse::kNewPlaceOrIo,
      [](const Suspect& s) { return contains(s.calls, {"subprocess.py"}); },
      [](const Suspect& s) { return "waits for a process that it started" + at(s); }},
+    // Before its use of a processor: it may wait for the device in a loop.
+    {"waits_for_device", "waits_for_device", Excuse::kNewPlaceOnly,
+     [](const Suspect& s) { return deviceWait(s.rank) != nullptr; },
+     [](const Suspect& s) {
+       const DriverUse::Call& call = *deviceWait(s.rank);
+       return "waits for its device in " + printable(call.name, 40) + " for " +
+              words::seconds(call.since_sec) + at(s) + launched(s.rank);
+     }},
     // An evaluation, a garbage collection or an endless loop: only time tells.
     {"busy", "busy", Excuse::kAlways, [](const Suspect& s) { return usesProcessor(s.rank); },
      [](const Suspect& s) { return "is busy outside any op" + at(s); }},

@@ -203,7 +203,8 @@ std::string behindText(const JobView& view, int number, const OpEntry& op) {
     const RankEvidence& rank = view.ranks()[r];
     return "the device of rank " + std::to_string(number) + " has not reached " +
            words::opName(op, rank) + callSite(rank, op, ", called at ") +
-           ": something that was launched before does not end, or waits";
+           ": something that was launched before does not end, or waits" +
+           (rank.driver.launchSentence().empty() ? "" : "; " + rank.driver.launchSentence());
   }
   return "";
 }
@@ -251,7 +252,7 @@ std::string adviceFor(const HangEvidence& evidence, const Verdict& verdict) {
   if (what == "network") {
     return "check the network between these hosts: links, switches, firewall rules";
   }
-  if (what == "device_behind") {
+  if (what == "device_behind" || what == "waits_for_device") {
     return "see what that rank launches before this op; run it with CUDA_LAUNCH_BLOCKING=1 to stop "
            "at the kernel";
   }

@@ -1,7 +1,7 @@
 """Keeps one rank's device from coming to an op, in every way that has a name, and checks whom a
 verdict names.
 
-    tools/dev fault device [--only PATTERN] [--ranks 2 3 4] [--suspect 4] [--json FILE] [--verbose]
+    tools/dev fault device [--only PATTERN] [--ranks 2 3 4] [--suspect 4] [--preload] [--json FILE] [--verbose]
 
 Real torch and real ProcessGroupNCCL, on stand-in devices where there is no GPU. Rows are those of
 docs/hang.md ("Devices"). Hangs, with the rank that has to be named:
@@ -12,7 +12,8 @@ docs/hang.md ("Devices"). Hangs, with the rank that has to be named:
     pipe     H50  the same before a send; each rank receives from the one before
     inner    H50  the same, behind an op that only two ranks share: the others wait for both
     event    H52  the stream waits for an event behind such a kernel on another stream
-    sync     H59  the host waits for its device and does not begin the op
+    sync     H59  the host waits for its device and does not begin the op; with --preload, which puts
+                  libreft_preload.so into the ranks, the verdict has to say so
 
 and what only looks like one, which no verdict `hang` may follow:
 
@@ -45,6 +46,7 @@ WORKER = Path(__file__).with_name("device_worker.py")
 HANGS = {"kernel": "H50", "ddp": "H50", "async": "H50", "pipe": "H50", "inner": "H50", "event": "H52", "sync": "H59"}
 HEALTHY = {"long": "H51", "uneven": "N16", "graph": "N12"}
 ENDLESS_SEC = 3600
+LIBRARY = WORKER.parents[2] / "python" / "reft" / "lib" / "libreft_preload.so"
 DEADLINE_SEC = 120
 
 
@@ -53,6 +55,7 @@ class Case:
     kind: str
     ranks: int
     chosen: int
+    preload: bool = False
 
     @property
     def name(self) -> str:
@@ -61,7 +64,9 @@ class Case:
     @property
     def class_wanted(self) -> str:
         """"" for any: where a rank has not begun the op, its stack says why."""
-        return "" if self.kind == "sync" else "device_behind"
+        if self.kind == "sync":
+            return "waits_for_device" if self.preload else ""
+        return "device_behind"
 
 
 @dataclass
@@ -71,7 +76,7 @@ class Outcome:
     text: str = ""
 
 
-def cases(worlds: list[int]) -> list[Case]:
+def cases(worlds: list[int], preload: bool) -> list[Case]:
     """Each kind with the first, a middle and the last rank; what needs a third rank has one."""
     found = []
     for kind in HANGS | HEALTHY:
@@ -81,7 +86,7 @@ def cases(worlds: list[int]) -> list[Case]:
             # The last rank of a pipeline sends to nobody.
             last = ranks - 2 if kind == "pipe" else ranks - 1
             chosen = {0, last // 2, last} if kind in HANGS else {last}
-            found += [Case(kind, ranks, one) for one in sorted(chosen)]
+            found += [Case(kind, ranks, one, preload) for one in sorted(chosen)]
     return found
 
 
@@ -90,11 +95,15 @@ class Campaign:
 
     Args:
         suspect_sec: REFT_HANG_SUSPECT_SEC of the jobs.
+        preload: with libreft_preload.so.
     """
 
-    def __init__(self, worlds: list[int], suspect_sec: int) -> None:
+    def __init__(self, worlds: list[int], suspect_sec: int, preload: bool) -> None:
         self.suspect_sec = suspect_sec
         self._environment = cuda.environment(max(worlds))
+        if preload:
+            first = [str(LIBRARY), *filter(None, [self._environment.get("LD_PRELOAD")])]
+            self._environment["LD_PRELOAD"] = ":".join(first)
         self._forkrun = Forkrun(self._environment)
 
     def run(self, case: Case) -> Outcome:
@@ -161,14 +170,15 @@ def main() -> int:
     parser.add_argument("--only", default="", help="a regular expression for names of cases")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4])
     parser.add_argument("--suspect", type=int, default=4)
+    parser.add_argument("--preload", action="store_true")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()
     if why := cuda.missing():
         print(why)
         return 1
-    chosen = [case for case in cases(args.ranks) if re.search(args.only, case.name)]
-    campaign = Campaign(args.ranks, args.suspect)
+    chosen = [case for case in cases(args.ranks, args.preload) if re.search(args.only, case.name)]
+    campaign = Campaign(args.ranks, args.suspect, args.preload)
     results: Counter[str] = Counter()
     times = []
     try:

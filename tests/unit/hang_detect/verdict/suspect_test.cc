@@ -55,6 +55,12 @@ const std::vector<Example>& examples() {
       stands("joins_thread", "/usr/lib/python3.11/threading.py", "join"),
       stands("waits_for_thread", "/usr/lib/python3.11/queue.py", "get"),
       stands("waits_for_child", "/usr/lib/python3.11/subprocess.py", "wait"),
+      {"waits_for_device",
+       [](RankEvidence& r) {
+         r.driver.known = true;
+         r.driver.calls = {{r.pid, "cuStreamSynchronize", true, 40}};
+         r.cpu_share = 1;
+       }},
       {"busy", [](RankEvidence& rank) { rank.cpu_share = 1; }},
       {"blocking_io", [](RankEvidence& rank) { rank.wait_channel = "pipe_read"; }},
       {"user_code", [](RankEvidence&) {}},

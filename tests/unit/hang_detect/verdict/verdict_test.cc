@@ -662,6 +662,29 @@ TEST(Verdict, NamesTheSenderWhoseDeviceDoesNotReachItsSend) {
   EXPECT_EQ(verdict.what, "device_behind");
 }
 
+// --- what the preloaded library says of the driver
+
+TEST(Verdict, SaysThatTheMissingRankWaitsForItsDevice) {
+  HangEvidence evidence = missing();
+  RankEvidence& rank = evidence.ranks[2];
+  rank.driver.known = true;
+  rank.driver.launches = 14220;
+  rank.driver.kernel = "sgemm";
+  rank.driver.launch_sec = 33;
+  rank.driver.calls = {{rank.pid + 1, "cuStreamSynchronize", true, 40},
+                       {rank.pid, "cuStreamSynchronize", true, 32}};
+  const Verdict verdict = decide(evidence);
+  expectNamed(verdict, "waits_for_device", {2});
+  EXPECT_THAT(verdict.culprits[0].text,
+              HasSubstr("waits for its device in cuStreamSynchronize for"));
+  EXPECT_THAT(verdict.culprits[0].text,
+              HasSubstr("the newest of 14220 launches was sgemm, 33.0 s ago"));
+  // Another thread's wait, and a call that does not wait, say nothing of the one that trains.
+  rank.driver.calls = {{rank.pid + 1, "cuStreamSynchronize", true, 40},
+                       {rank.pid, "cuLaunchKernel", false, 32}};
+  expectNamed(decide(evidence), "user_code", {2});
+}
+
 // --- what connections say of the network
 
 // Four ranks on four nodes, all in the op. Rank r has the address 10.0.0.<r + 1>:1000.
