@@ -50,8 +50,8 @@ struct DeviceActivity {
   // The newest of a thread with a slot; if several have launched within 10 ms, of one of them.
   std::optional<Launch> launch;
   std::vector<Call> in_call;  // the oldest first
-  uint64_t untracked =
-      0;                  // calls of threads without a slot, which `launch` and `in_call` leave out
+  // Calls of threads without a slot, which `launch` and `in_call` leave out.
+  uint64_t untracked = 0;
   uint64_t hooked = 0;    // functions whose calls are observed, without those that programs link
   uint64_t unhooked = 0;  // functions whose calls are not observed
 };
