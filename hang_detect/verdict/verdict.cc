@@ -96,7 +96,7 @@ class Decision {
   bool devicesBehind();
   bool noWait();
 
-  void describeBehind(std::vector<Culprit>& missing) const;
+  void describeBehind(std::vector<Culprit>& missing);
   void excuseMissing(const std::vector<Culprit>& missing);
   bool excuses(const Culprit& culprit) const;
   bool diedIn(size_t rank, const Disagreement& found);
@@ -335,7 +335,7 @@ bool Decision::missing() {
 }
 
 // Ranks whose hosts have begun the op, and whose devices keep the others waiting.
-void Decision::describeBehind(std::vector<Culprit>& missing) const {
+void Decision::describeBehind(std::vector<Culprit>& missing) {
   for (Culprit& culprit : missing) {
     for (const size_t rank : view_.indicesOf({culprit.rank})) {
       const auto found = graph_.behind().find(rank);
@@ -345,6 +345,9 @@ void Decision::describeBehind(std::vector<Culprit>& missing) const {
       culprit.rule = &deviceBehindRule();
       culprit.reason = culprit.rule->reason;
       culprit.text = behindText(view_, culprit.rank, *found->second);
+      if (const std::string launched = ranks_[rank].driver.launchSentence(); !launched.empty()) {
+        addEvidence("rank " + std::to_string(culprit.rank) + ": " + launched);
+      }
     }
   }
 }

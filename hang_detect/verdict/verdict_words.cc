@@ -203,8 +203,7 @@ std::string behindText(const JobView& view, int number, const OpEntry& op) {
     const RankEvidence& rank = view.ranks()[r];
     return "the device of rank " + std::to_string(number) + " has not reached " +
            words::opName(op, rank) + callSite(rank, op, ", called at ") +
-           ": something that was launched before does not end, or waits" +
-           (rank.driver.launchSentence().empty() ? "" : "; " + rank.driver.launchSentence());
+           ": something that was launched before does not end, or waits";
   }
   return "";
 }

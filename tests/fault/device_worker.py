@@ -77,7 +77,7 @@ class Training:
                 dist.all_reduce(self.weights[0].grad, group=self.pair_group)
         elif self.kind == "sync" and self.injects:
             keep_busy(self.seconds)
-            torch.cuda.synchronize()
+            torch.cuda.current_stream().synchronize()
         elif self.kind == "uneven" and self.is_chosen and self.step % 3 == 0:
             keep_busy(1)
 
