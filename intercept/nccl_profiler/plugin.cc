@@ -103,8 +103,7 @@ Result finalize(void* context) noexcept {
 
 std::string pathOfThisLibrary() {
   Dl_info info{};
-  if (::dladdr(&listener, &info) == 0 ||
-      info.dli_fname == nullptr) {
+  if (::dladdr(&listener, &info) == 0 || info.dli_fname == nullptr) {
     return {};
   }
   char* const full = ::realpath(info.dli_fname, nullptr);
