@@ -112,7 +112,9 @@ bool NcclProgressTable::parse(Handle handle, Kind kind, size_t slots, Parts& par
   parts.index = static_cast<uint16_t>(handle >> kIndexShift & 0xfff);
   parts.extra = static_cast<uint16_t>(handle >> kExtraShift);
   parts.generation = static_cast<uint32_t>(handle & (kGenerations - 1));
-  if (parts.kind != kind || parts.nonce != nonce_ || parts.index >= slots) {
+  const bool has_extra = kind == kStep || kind == kKernel;
+  if (parts.kind != kind || parts.nonce != nonce_ || parts.index >= slots ||
+      (!has_extra && parts.extra != 0)) {
     add(unknown_);
     return false;
   }

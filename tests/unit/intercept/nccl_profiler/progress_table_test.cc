@@ -325,6 +325,10 @@ TEST(NcclProgressTable, HandlesOfAnotherProcessAreUnknown) {
   ours.stop(0xdeadbeef, 1);
   EXPECT_NE(ours.startOp(own, task, {}, 1), 0u);
   EXPECT_EQ(errorsOf(ours.snapshot().counts), "unknown=5 orphans=1");
+  // One that differs in a single bit, whichever, is none of ours, and nothing is filed under it.
+  for (int bit = 0; bit < 64; ++bit) {
+    EXPECT_EQ(ours.startOp(own ^ uint64_t{1} << bit, 0, {}, 1), 0u) << bit;
+  }
 }
 
 TEST(NcclProgressTable, TheOldestTaskWithoutOpenPartsIsReused) {
