@@ -164,6 +164,12 @@ namespace reft {
     "What reft does after the report of a hang. report: nothing. abort: ends the ranks, so " \
     "that the launcher restarts them and they resume; needs a launcher with restarts " \
     "(`--max-restarts`).") \
+  X(nccl_profiler, "REFT_NCCL_PROFILER", kChoice, "off", "off|on|kernels", \
+    "Whether reft follows what NCCL does inside a collective, as its profiler plugin (NCCL 2.27 or " \
+    "later). Not yet run with a real NCCL. on: what its proxy thread sends and receives, per channel " \
+    "and peer. kernels: also when the kernel begins and ends on each channel; NCCL's proxy thread " \
+    "then keeps a processor busy during every collective. A plugin that `NCCL_PROFILER_PLUGIN` " \
+    "names already keeps its place.") \
   X(check_drain, "REFT_CHECK_DRAIN", kChoice, "print", "print|run", \
     "What `reft check` does, in a Slurm job, on a node that is to be excluded. print: shows the " \
     "`scontrol` command that drains it. run: runs that command on the node.") \

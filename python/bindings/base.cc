@@ -15,6 +15,7 @@
 #include "intercept/base/unique_fd.h"
 #include "intercept/link/agent_start.h"
 #include "intercept/link/wire.h"
+#include "intercept/nccl_profiler/plugin.h"
 #include "intercept/record/op_log.h"
 
 namespace py = pybind11;
@@ -135,6 +136,17 @@ void bindBase(py::module_& module) {
       "fault_point",
       [](const std::string& name, int64_t step) { faultPoint(faultPointNamed(name), step); },
       py::arg("name"), py::arg("step"), py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "arm_nccl_profiler",
+      [](bool kernels) {
+        switch (armNcclProfiler(kernels)) {
+          case NcclArming::kArmed: return "";
+          case NcclArming::kTaken: return "NCCL_PROFILER_PLUGIN names another plugin";
+          case NcclArming::kNoPath: break;
+        }
+        return "the path of libreft_intercept.so is unknown, or longer than NCCL takes";
+      },
+      py::arg("kernels"));
   module.def(
       "log_step",
       [](uint32_t group, uint32_t step) {

@@ -76,6 +76,7 @@ def create_backend(options: Any, pg_options: Any) -> Any:
     if c10d.is_gloo_available():
         cpu = _make_gloo(options, pg_options, dist.PrefixStore("cpu", store), timeout)
     if c10d.is_nccl_available() and torch.cuda.is_available():
+        _follow_nccl()
         cuda = _make_nccl(options, pg_options, dist.PrefixStore("cuda", store), timeout)
     backend = _C.ReftBackend(
         cpu,
@@ -136,6 +137,18 @@ def _plain_gloo(store: Any, rank: int, size: int, timeout: timedelta, group: str
     gloo = c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
     gloo.options.group_name = group
     return gloo
+
+
+@functools.cache
+def _follow_nccl() -> None:
+    """Arms reft's profiler plugin, before NCCL's first communicator."""
+    try:
+        wanted = settings.read()["nccl_profiler"]
+    except _C.Error:  # of which the session speaks
+        return
+    problem = _C.arm_nccl_profiler(wanted == "kernels") if wanted != "off" else ""
+    if problem:
+        _voice.warn(f"REFT_NCCL_PROFILER={wanted} has no effect: {problem}")
 
 
 def _make_nccl(options: Any, pg_options: Any, store: Any, timeout: timedelta) -> Any:
