@@ -6,6 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "hang_detect/evidence/nccl_finding_json.h"
 #include "intercept/base/json.h"
 
 namespace reft {
@@ -136,6 +137,9 @@ void addStackReply(RankEvidence& rank, std::string_view payload) noexcept {
     rank.stacks = reply["text"].get<std::string>();
     if (reply.contains("driver")) {
       rank.driver = driverUseFrom(reply["driver"]);
+    }
+    if (reply.contains("nccl")) {
+      rank.nccl = ncclFindingsFrom(reply["nccl"]);
     }
     if (reply.contains("error") && reply["error"].is_string() &&
         !reply["error"].get<std::string>().empty()) {

@@ -16,6 +16,7 @@
 #include "hang_detect/evidence/driver_use.h"
 #include "hang_detect/evidence/ending.h"
 #include "hang_detect/evidence/hardware_note.h"
+#include "hang_detect/evidence/nccl_progress.h"
 #include "hang_detect/evidence/ops.h"
 #include "hang_detect/evidence/process_state.h"
 #include "hang_detect/stacks/stacks.h"
@@ -72,7 +73,8 @@ struct RankEvidence {
   std::vector<ChildProcess> children;
   Connections connections;
   DriverUse driver;
-  std::string error;  // reason for missing fields
+  std::vector<NcclFinding> nccl;  // one for each communicator; none without the plugin
+  std::string error;              // reason for missing fields
 };
 
 struct HangEvidence {
@@ -123,7 +125,7 @@ void addOpLog(RankEvidence& rank, const void* area, size_t bytes, int64_t now_ns
 // said since (OpLog::refresh), and it has not answered.
 void forgetDevice(RankEvidence& rank);
 
-// Fills answered, stacks and driver from the payload of a kStackReply.
+// Fills answered, stacks, driver and nccl from the payload of a kStackReply.
 void addStackReply(RankEvidence& rank, std::string_view payload) noexcept;
 
 // Fills alive, proc_state, tracer_pid, wait_channel, children, connections and what runs from

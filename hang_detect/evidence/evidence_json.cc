@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "hang_detect/evidence/json_fields.h"
+#include "hang_detect/evidence/nccl_finding_json.h"
 #include "hang_detect/evidence/words.h"
 #include "intercept/base/json.h"
 
@@ -143,6 +144,9 @@ RankEvidence rankOf(const json& entry) {
   });
   if (const auto driver = entry.find("driver"); driver != entry.end()) {
     rank.driver = driverUseFrom(*driver);
+  }
+  if (const auto nccl = entry.find("nccl"); nccl != entry.end()) {
+    rank.nccl = ncclFindingsFrom(*nccl);
   }
   each(entry, "dead_connections", [&](const json& dead) {
     rank.connections.dead.push_back(
@@ -338,6 +342,7 @@ json evidenceFields(const RankEvidence& rank) {
           {"addresses", rank.connections.addresses},
           {"dead_connections", std::move(dead)},
           {"driver", driverUseFields(rank.driver)},
+          {"nccl", ncclFields(rank.nccl)},
           {"past", pastFields(rank.past)},
           {"call_sites", std::move(call_sites)},
           {"stacks_text", rank.stacks.text()},

@@ -7,7 +7,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "hang_detect/evidence/nccl_finding_json.h"
 #include "hang_detect/rank/driver_use_now.h"
+#include "hang_detect/rank/nccl_now.h"
 #include "intercept/base/json.h"
 #include "intercept/base/log.h"
 #include "intercept/record/device_ops.h"
@@ -16,7 +18,7 @@
 namespace reft {
 
 std::string stackReplyJson(std::string_view request, int rank, const StackDump& dump,
-                           const DriverUse& driver) {
+                           const DriverUse& driver, const std::vector<NcclFinding>& nccl) {
   const auto asked = parseJson(request);
   nlohmann::json reply;
   reply["id"] = asked.is_object() && asked.contains("id") ? asked["id"] : nlohmann::json();
@@ -25,6 +27,7 @@ std::string stackReplyJson(std::string_view request, int rank, const StackDump& 
   reply["text"] = dump.text;
   reply["error"] = dump.error;
   reply["driver"] = driverUseFields(driver);
+  reply["nccl"] = ncclFields(nccl);
   return reply.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -52,7 +55,8 @@ void installStackReplies(AgentClient& client, int rank, StackPrinter printer) {
     const StackDump dump = dumper->dump();
     logDebug("hang", "rank ", rank, " answers a stack request with ", dump.text.size(), " bytes",
              dump.error.empty() ? "" : ", error: ", dump.error);
-    client.send(wire::Type::kStackReply, stackReplyJson(frame.payload, rank, dump, driverUseNow()));
+    client.send(wire::Type::kStackReply,
+                stackReplyJson(frame.payload, rank, dump, driverUseNow(), ncclFindingsNow()));
   });
 }
 

@@ -25,6 +25,21 @@ std::string nameOf(const RankEvidence& rank) {
          (rank.host.empty() ? "node " + std::to_string(rank.node) : printable(rank.host, 40)) + ")";
 }
 
+std::string resentOf(const DeadPath& path) {
+  return path.resent == 0 ? ""
+                          : ": " + words::bytes(static_cast<uint64_t>(path.unacknowledged)) +
+                                " wait, sent again " + std::to_string(path.resent) + " times";
+}
+
+std::string sentenceOf(const RankEvidence& from, const RankEvidence& to, const DeadPath& path) {
+  if (path.both) {
+    return "nothing passes between " + nameOf(from) + " and " + nameOf(to) + resentOf(path);
+  }
+  return path.resent > 0
+             ? nameOf(to) + " does not acknowledge what " + nameOf(from) + " sends" + resentOf(path)
+             : "nothing comes to " + nameOf(to) + " from " + nameOf(from);
+}
+
 }  // namespace
 
 std::vector<DeadPath> deadPaths(const JobView& view, const std::set<size_t>& among) {
@@ -69,11 +84,7 @@ std::vector<std::string> deadPathSentences(const JobView& view,
     const RankEvidence& from = view.ranks()[path.from];
     const RankEvidence& to = view.ranks()[path.to];
     if (i < kMaxSentences) {
-      sentences.push_back(
-          (path.both ? "nothing passes between " + nameOf(from) + " and " + nameOf(to)
-                     : nameOf(to) + " does not acknowledge what " + nameOf(from) + " sends") +
-          ": " + words::bytes(static_cast<uint64_t>(path.unacknowledged)) + " wait, sent again " +
-          std::to_string(path.resent) + " times");
+      sentences.push_back(sentenceOf(from, to, path));
     }
     const std::set<int> ends{from.node, to.node};
     if (i == 0) {

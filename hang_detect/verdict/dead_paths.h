@@ -20,7 +20,7 @@ struct DeadPath {
   size_t to = 0;
   bool both = false;  // so it is the other way; `from` < `to` then
   int64_t unacknowledged = 0;
-  int resent = 0;
+  int resent = 0;  // 0: what NCCL's plugin saw, and no connection
 };
 
 // Between ranks of `among`, each pair once. A connection to an address of no rank is left out: the

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <set>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "hang_detect/stacks/printable.h"
 #include "hang_detect/verdict/habit.h"
 #include "hang_detect/verdict/job_view.h"
+#include "hang_detect/verdict/nccl_edges.h"
 #include "hang_detect/verdict/op_history.h"
 #include "hang_detect/verdict/verdict_words.h"
 #include "hang_detect/verdict/wait_graph.h"
@@ -89,6 +91,7 @@ class Decision {
   bool stopped();
   bool cycle();
   bool mismatchedMessages();
+  bool insideNccl();
   bool network();
   bool allBegun();
   bool outside();
@@ -105,6 +108,8 @@ class Decision {
   std::optional<Departure> departureOf(const std::set<size_t>& ranks) const;
   bool familiarPlace() const;
   bool allDevicesAreIn() const;
+  bool takeAnswer(const NcclAnswer& answer,
+                  const std::map<int, std::pair<size_t, const NcclFinding*>>& members);
   VerdictState stateByTime() const { return still_ ? VerdictState::kHang : VerdictState::kSlow; }
   void addEvidence(std::string sentence) { result_.evidence.push_back(std::move(sentence)); }
   // Sets the verdict, and returns the list in which `ranks` now are.
@@ -139,6 +144,7 @@ const Decision::Row Decision::kCases[] = {
     {"stopped", &Decision::stopped},
     {"cycle", &Decision::cycle},
     {"mismatched messages", &Decision::mismatchedMessages},
+    {"inside NCCL", &Decision::insideNccl},
     {"network", &Decision::network},
     {"all begun", &Decision::allBegun},
     {"outside", &Decision::outside},
@@ -478,6 +484,77 @@ bool Decision::mismatchedMessages() {
         "rank " + std::to_string(list.front().rank) + departureText(view_, *departure);
   }
   return true;
+}
+
+// Every party to an op has begun it, and NCCL's own progress shows what it waits for. The
+// communicators of a job share ranks; the first one whose members wait and whose answer is one
+// counts.
+bool Decision::insideNccl() {
+  if (!ends_.stuck) {
+    return false;
+  }
+  std::map<uint64_t, std::map<int, std::pair<size_t, const NcclFinding*>>> comms;
+  for (const size_t rank : graph_.waitingRanks()) {
+    for (const NcclFinding& finding : ranks_[rank].nccl) {
+      comms[finding.comm].emplace(finding.rank, std::pair{rank, &finding});
+    }
+  }
+  for (const auto& [comm, members] : comms) {
+    std::vector<NcclFinding> findings;
+    for (const auto& [number, member] : members) {
+      findings.push_back(*member.second);
+    }
+    if (takeAnswer(joinNccl(findings), members)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// False if the answer decides nothing.
+bool Decision::takeAnswer(const NcclAnswer& answer,
+                          const std::map<int, std::pair<size_t, const NcclFinding*>>& members) {
+  const auto rankOf = [&](int number) { return members.at(number).first; };
+  const auto isKnown = [&](int number) { return members.contains(number); };
+  switch (answer.kind) {
+    case NcclAnswer::Kind::kNothing:
+    case NcclAnswer::Kind::kUndecidable: return false;
+    case NcclAnswer::Kind::kAdvancing:
+      finish(VerdictState::kSlow, "all_in", "P0", Confidence::kUndecidable, {});
+      result_.at_work = true;
+      addEvidence("NCCL still moves data: slow, not hung");
+      return true;
+    case NcclAnswer::Kind::kNetwork:
+      for (const NcclAnswer::Link& link : answer.links) {
+        if (isKnown(link.from) && isKnown(link.to)) {
+          result_.dead_paths.push_back({rankOf(link.from), rankOf(link.to), link.both, 0, 0});
+        }
+      }
+      if (result_.dead_paths.empty()) {
+        return false;
+      }
+      finish(stateByTime(), "network", "P3", Confidence::kLikely, {});
+      for (std::string& sentence : deadPathSentences(view_, result_.dead_paths)) {
+        addEvidence("NCCL: " + sentence);
+      }
+      return true;
+    case NcclAnswer::Kind::kGpu:
+    case NcclAnswer::Kind::kProxy: {
+      if (!isKnown(answer.rank)) {
+        return false;
+      }
+      const bool gpu = answer.kind == NcclAnswer::Kind::kGpu;
+      Culprit& culprit = finish(stateByTime(), gpu ? "gpu_stands" : "proxy_stands", "P3",
+                                Confidence::kLikely, {rankOf(answer.rank)})
+                             .front();
+      culprit.reason = result_.what;
+      culprit.text = "rank " + std::to_string(culprit.rank) +
+                     (gpu ? ": NCCL waits for its GPU, which waits for no other rank"
+                          : ": the proxy thread of NCCL does not run");
+      return true;
+    }
+  }
+  return false;
 }
 
 // Every party to an op has begun it, and connections between some of them are dead.

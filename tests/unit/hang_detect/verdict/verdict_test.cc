@@ -685,6 +685,70 @@ TEST(Verdict, SaysThatTheMissingRankWaitsForItsDevice) {
   expectNamed(decide(evidence), "user_code", {2});
 }
 
+// --- what NCCL's plugin says of an op that all are in
+
+// A ring of ranks; rank 1's send waits for `cause`, all others for data.
+HangEvidence allInNccl(NcclCause cause) {
+  std::vector<RankEvidence> ranks;
+  for (int r = 0; r < 3; ++r) {
+    ranks.push_back(rankOf(r, 3, after(5, {op(kReduce, 6, false)})));
+    ranks.back().node = r;
+    ranks.back().host = "n" + std::to_string(r);
+    NcclFinding finding;
+    finding.comm = 7;
+    finding.rank = 2 - r;  // ranks of a communicator are numbers of their own
+    finding.ranks = finding.nodes = 3;
+    finding.in_op = true;
+    finding.op = {"AllReduce", 6};
+    finding.algo = "RING";
+    finding.proxy = NcclProxy::kRuns;
+    const int next = (finding.rank + 1) % 3, before = (finding.rank + 2) % 3;
+    finding.edges = {{next, 0, true, true, r == 1 ? cause : NcclCause::kOwnGpuFills},
+                     {before, 0, false, false, NcclCause::kDataComes}};
+    ranks.back().nccl = {finding};
+  }
+  return job(ranks);
+}
+
+TEST(InsideNccl, NamesTheLinkThatCarriesNothing) {
+  const HangEvidence evidence = allInNccl(NcclCause::kNetworkSends);
+  const Verdict verdict = decide(evidence);
+  EXPECT_EQ(verdict.what, "network");
+  EXPECT_THAT(verdict.culprits, IsEmpty());
+  ASSERT_EQ(verdict.dead_paths.size(), 1u);
+  EXPECT_EQ(verdict.dead_paths[0].from, 1u);
+  EXPECT_EQ(verdict.dead_paths[0].to, 0u);
+  EXPECT_THAT(
+      verdict.evidence,
+      ::testing::Contains(HasSubstr("NCCL: nothing comes to rank 0 (n0) from rank 1 (n1)")));
+  // The report is all that there is to decide from.
+  const auto read = evidenceFromJson(hangReportJson(evidence, verdict));
+  ASSERT_TRUE(read);
+  EXPECT_EQ(decide(*read).what, "network");
+}
+
+TEST(InsideNccl, NamesTheRankWhoseProxyThreadStands) {
+  HangEvidence evidence = allInNccl(NcclCause::kOwnGpuFills);
+  evidence.ranks[2].nccl[0].proxy = NcclProxy::kStuck;
+  const Verdict verdict = decide(evidence);
+  EXPECT_EQ(verdict.what, "proxy_stands");
+  EXPECT_EQ(ranksOf(verdict.culprits), std::vector<int>{2});
+}
+
+TEST(InsideNccl, DataThatStillMovesAreNoHang) {
+  HangEvidence evidence = allInNccl(NcclCause::kNetworkSends);
+  evidence.ranks[0].nccl[0].advancing = true;
+  const Verdict verdict = decide(evidence);
+  EXPECT_EQ(verdict.state, VerdictState::kSlow);
+  EXPECT_THAT(verdict.culprits, IsEmpty());
+}
+
+TEST(InsideNccl, IsOfNoAccountWhereARankHasNotBegunTheOp) {
+  HangEvidence evidence = allInNccl(NcclCause::kNetworkSends);
+  evidence.ranks[2].tail = after(5);
+  EXPECT_EQ(ranksOf(decide(evidence).culprits), std::vector<int>{2});
+}
+
 // --- what connections say of the network
 
 // Four ranks on four nodes, all in the op. Rank r has the address 10.0.0.<r + 1>:1000.
