@@ -149,7 +149,9 @@ class Notes {
     for (const NetworkSample& device : history_.newest.network) {
       addNetwork(device);
     }
-    std::ranges::stable_partition(notes_, [](const HardwareNote& note) { return note.fatal; });
+    // Not of std::ranges: clang 14 cannot read what that returns in libstdc++ 12.
+    std::stable_partition(notes_.begin(), notes_.end(),
+                          [](const HardwareNote& note) { return note.fatal; });
     if (notes_.size() > kMaxNotesOfNode) {
       const size_t more = notes_.size() - (kMaxNotesOfNode - 1);
       notes_.resize(kMaxNotesOfNode - 1);
