@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 import reft_autoload
+from reft import _C, _voice
 from reft._session import current
 from reft._torch import backend, patches
 
@@ -134,6 +135,37 @@ def test_the_timeout_of_nccl_is_its_own_default(monkeypatch: pytest.MonkeyPatch)
     backend._make_nccl(options, None, None, c10d.default_pg_timeout)
     backend._make_nccl(options, None, None, timedelta(seconds=9))
     assert seen == [timedelta(minutes=10), timedelta(seconds=9)]
+
+
+@pytest.mark.parametrize(
+    ("setting", "problem", "armed", "warned"),
+    [
+        ("off", "", [], []),
+        ("on", "", [False], []),
+        ("kernels", "", [True], []),
+        ("on", "taken", [False], ["REFT_NCCL_PROFILER=on has no effect: taken"]),
+    ],
+)
+def test_the_profiler_plugin_follows_its_setting(
+    monkeypatch: pytest.MonkeyPatch,
+    setting: str,
+    problem: str,
+    armed: list[bool],
+    warned: list[str],
+) -> None:
+    calls: list[bool] = []
+    warnings: list[str] = []
+
+    def arm(kernels: bool) -> str:
+        calls.append(kernels)
+        return problem
+
+    monkeypatch.setenv("REFT_NCCL_PROFILER", setting)
+    monkeypatch.setattr(_C, "arm_nccl_profiler", arm)
+    monkeypatch.setattr(_voice, "warn", warnings.append)
+    backend._follow_nccl.__wrapped__()
+    assert calls == armed
+    assert warnings == warned
 
 
 # -- patches
