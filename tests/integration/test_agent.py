@@ -71,7 +71,7 @@ def vault_bytes(
     spans = bytes(266_240)
     heartbeat = time.monotonic_ns() - (pending_op_age_ns or 0)
     ops = 0 if pending_op_age_ns is None else 1
-    struct.pack_into("<QIIQIIQ", log, 0, 0x31474F4C54464552, 2, capacity, ops, 1, os.getpid(), heartbeat if ops else 0)
+    struct.pack_into("<QIIQIIQ", log, 0, 0x31474F4C54464552, 3, capacity, ops, 1, os.getpid(), heartbeat if ops else 0)
     struct.pack_into("<88sii", log, 64, b"default_pg", rank, world)
     if ops:
         # ticket, begin, enqueued, wait_begin, wait_end, done, bytes, signature, group, seq, peer,
