@@ -150,7 +150,9 @@ bool ReftWork::wait(std::chrono::milliseconds timeout) {
   if (where_ == Where::kHost) {
     markDone(!succeeded);
   }
-  sayWhenStreamHasPassed();
+  if (succeeded) {  // else the stream does not wait for it
+    sayWhenStreamHasPassed();
+  }
   ordered();
   unregister();
   return succeeded;

@@ -49,7 +49,7 @@ class HardwareWatch {
   bool sampling() const { return asked_ns_ != 0; }
   bool hasGpus() const { return !history_.newest.gpus.empty(); }
   const std::vector<HardwareNote>& notes() const { return notes_; }  // of node 0
-  // The newest sample, with all Xids since the job began; nullptr if there is none yet.
+  // The newest sample, with all Xids since the job began; nullptr before the first.
   const HardwareSample* newest() const { return samples_ > 0 ? &history_.newest : nullptr; }
 
  private:

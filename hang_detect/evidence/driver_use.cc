@@ -18,7 +18,6 @@ using json_fields::number;
 using json_fields::text;
 using nlohmann::json;
 
-constexpr size_t kMaxCalls = 16;
 constexpr size_t kMaxName = 256;
 
 }  // namespace
@@ -66,7 +65,7 @@ DriverUse driverUseFrom(const json& fields) {
   use.kernel = text(fields, "kernel", kMaxName);
   use.launch_sec = number<double>(fields, "launch_sec", -1);
   each(fields, "calls", [&](const json& call) {
-    if (use.calls.size() < kMaxCalls) {
+    if (use.calls.size() < DriverUse::kMaxCalls) {
       use.calls.push_back({number<int>(call, "tid", 0), text(call, "name", kMaxName),
                            flag(call, "waits"), number<double>(call, "since_sec", 0)});
     }

@@ -5,6 +5,7 @@
 // Errors:  none (except std::bad_alloc): a field that is absent or of another type is unknown.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -14,6 +15,8 @@
 namespace reft {
 
 struct DriverUse {
+  static constexpr size_t kMaxCalls = 16;
+
   struct Call {
     int thread = 0;
     std::string name;    // "cuStreamSynchronize"
@@ -25,7 +28,7 @@ struct DriverUse {
   int64_t launches = 0;     // kernels and graphs
   std::string kernel;       // of the newest launch, mangled; "" = unknown
   double launch_sec = -1;   // since then; < 0 = none
-  std::vector<Call> calls;  // that threads are in, the oldest first; at most 16
+  std::vector<Call> calls;  // that threads are in, the oldest first
 
   // The call in which a thread waits for the device; nullptr if it does not. `tid_bits`: of
   // OpThread.

@@ -16,7 +16,6 @@ namespace reft {
 namespace {
 
 constexpr auto kNamePatience = std::chrono::milliseconds(200);
-constexpr size_t kMaxCalls = 16;
 
 std::string nameWithin(const DeviceActivity::Launch& launch) {
   static bool lost = false;  // a thread is still in the driver
@@ -34,10 +33,13 @@ std::string nameWithin(const DeviceActivity::Launch& launch) {
 }
 
 bool waits(DriverCall call) {
-  const std::string name = nameOf(call);
-  return name.find("Synchronize") != name.npos || name == "cuMemcpy" ||
-         name.starts_with("cuMemcpyHtoD_") || name.starts_with("cuMemcpyDtoH_") ||
-         name.starts_with("cuMemcpyDtoD_");
+  switch (kindOf(call)) {
+    case CallKind::kBlockingCopy:
+    case CallKind::kStreamSync:
+    case CallKind::kEventSync:
+    case CallKind::kContextSync: return true;
+    default: return false;
+  }
 }
 
 double secondsSince(int64_t then_ns) {
@@ -57,7 +59,7 @@ DriverUse driverUseNow() {
     use.launches = static_cast<int64_t>(activity.count(CallKind::kLaunch) +
                                         activity.count(CallKind::kGraphLaunch));
     for (const DeviceActivity::Call& call : activity.in_call) {
-      if (use.calls.size() < kMaxCalls) {
+      if (use.calls.size() < DriverUse::kMaxCalls) {
         use.calls.push_back(
             {call.thread, nameOf(call.call), waits(call.call), secondsSince(call.since_ns)});
       }
@@ -66,8 +68,7 @@ DriverUse driverUseNow() {
       use.launch_sec = secondsSince(activity.launch->at_ns);
       use.kernel = nameWithin(*activity.launch);
     }
-  } catch (
-      ...) {  // NOLINT(bugprone-empty-catch): no memory or no thread; what was read is something
+  } catch (...) {  // NOLINT(bugprone-empty-catch): no memory or no thread left
   }
   return use;
 }

@@ -1,7 +1,9 @@
 #include "hang_detect/rank/nccl_now.h"
 
+#include <chrono>
 #include <map>
 #include <optional>
+#include <thread>
 
 #include <unistd.h>
 
@@ -16,12 +18,24 @@ namespace {
 // So long without a change is no progress: a transfer of the largest buffer takes less.
 constexpr int64_t kQuietNs = 2 * kSecond;
 
+// A thread that spins may sleep for a moment: for a page, or a lock.
+constexpr int kProxyLooks = 5;
+constexpr auto kBetweenProxyLooks = std::chrono::milliseconds(4);
+
 NcclProxy proxyState(uint32_t thread) {
   if (thread == 0) {
     return NcclProxy::kUnknown;
   }
-  const auto stat = threadStat(::getpid(), static_cast<int>(thread));
-  return stat && stat->state == 'R' ? NcclProxy::kRuns : NcclProxy::kStuck;
+  for (int look = 0; look < kProxyLooks; ++look) {
+    if (look > 0) {
+      std::this_thread::sleep_for(kBetweenProxyLooks);
+    }
+    const auto stat = threadStat(::getpid(), static_cast<int>(thread));
+    if (stat && stat->state == 'R') {
+      return NcclProxy::kRuns;
+    }
+  }
+  return NcclProxy::kStuck;
 }
 
 }  // namespace

@@ -120,7 +120,8 @@ void WaitGraph::addCollective(const GroupLog& group, uint32_t seq) {
   CollectiveWait wait;
   wait.group = &group;
   wait.seq = seq;
-  std::vector<size_t> gone_inside;  // dead or stopped in the op
+  std::vector<size_t> gone_inside;         // dead or stopped in the op
+  std::vector<const OpEntry*> behind_ops;  // as the ranks of `behind` have it
   for (const Member& member : group.members) {
     const OpEntry* op = member.find(seq);
     if (op == nullptr && !member.reaches) {
@@ -131,6 +132,7 @@ void WaitGraph::addCollective(const GroupLog& group, uint32_t seq) {
       gone_inside.push_back(member.rank);
     } else if (op != nullptr && isAheadOfDevice(*op)) {
       wait.behind.push_back(member.rank);
+      behind_ops.push_back(op);
     }
   }
   const bool some_are_missing = !wait.missing.empty() || !wait.behind.empty();
@@ -155,10 +157,8 @@ void WaitGraph::addCollective(const GroupLog& group, uint32_t seq) {
     waiting_.insert(rank);
   }
   wait.all_begun = nodes_[index].stuck;
-  for (const Member& member : group.members) {
-    if (std::find(wait.behind.begin(), wait.behind.end(), member.rank) != wait.behind.end()) {
-      behind_.emplace(member.rank, member.find(seq));
-    }
+  for (size_t i = 0; i < wait.behind.size(); ++i) {
+    behind_.emplace(wait.behind[i], behind_ops[i]);
   }
   waits_.emplace_back(std::move(wait));
 }

@@ -156,7 +156,7 @@ void* hookOfName(const char* name, int version, void* real) {
     // The driver says by the address which ABI it has chosen; the version says which it should.
     const char* const symbols[] = {row.symbol, row.twin};
     void* found[2] = {nullptr, nullptr};
-    definitionsBeside(real, symbols, found, 2);
+    definitionsInObjectOf(real, symbols, found, 2);
     if (found[0] == real || found[1] == real) {
       return hookOf(row, real);
     }

@@ -138,17 +138,17 @@ bool holds(const dl_phdr_info& object, const void* address) {
 }
 
 struct Search {
-  const void* beside = nullptr;
+  const void* address = nullptr;
   const char* const* symbols = nullptr;
   void** found = nullptr;
   size_t count = 0;
-  bool passed = false;  // the object that holds `beside`
+  bool passed = false;  // the object that holds `address`
 };
 
 int visitNext(dl_phdr_info* object, size_t /*bytes*/, void* argument) {
   auto& search = *static_cast<Search*>(argument);
   if (!search.passed) {
-    search.passed = holds(*object, search.beside);
+    search.passed = holds(*object, search.address);
     return 0;
   }
   *search.found = SymbolTable(*object).find(*search.symbols);
@@ -157,7 +157,7 @@ int visitNext(dl_phdr_info* object, size_t /*bytes*/, void* argument) {
 
 int visitBeside(dl_phdr_info* object, size_t /*bytes*/, void* argument) {
   auto& search = *static_cast<Search*>(argument);
-  if (!holds(*object, search.beside)) {
+  if (!holds(*object, search.address)) {
     return 0;
   }
   const SymbolTable table(*object);
@@ -199,8 +199,8 @@ void* nextDefinition(const char* symbol) {
   return found;
 }
 
-void definitionsBeside(const void* address, const char* const* symbols, void** found,
-                       size_t count) {
+void definitionsInObjectOf(const void* address, const char* const* symbols, void** found,
+                           size_t count) {
   Search search{address, symbols, found, count, false};
   ::dl_iterate_phdr(visitBeside, &search);
 }

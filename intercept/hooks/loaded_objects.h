@@ -22,6 +22,7 @@ void* nextDefinition(const char* symbol);
 void* earlyDefinition(const char* symbol);
 
 // In the object that holds `address`: sets found[i] for each symbols[i] that is not nullptr.
-void definitionsBeside(const void* address, const char* const* symbols, void** found, size_t count);
+void definitionsInObjectOf(const void* address, const char* const* symbols, void** found,
+                           size_t count);
 
 }  // namespace reft::hooks

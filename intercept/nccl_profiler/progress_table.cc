@@ -563,7 +563,8 @@ void NcclProgressTable::endComm(Handle comm) noexcept {
       !lock(comms_[parts.index].tag, parts.generation, tag)) {
     return;
   }
-  // From here on, nothing new begins in it: busy is not live. Only then may its slot be taken anew.
+  // From here on, nothing new begins in it: busy is not live. Only then may its slot be taken
+  // again.
   comms_[parts.index].tag.store(released(tag) | kBusy, std::memory_order_release);
   for (Op& slot : ops_) {
     reclaim(slot);
@@ -571,7 +572,7 @@ void NcclProgressTable::endComm(Handle comm) noexcept {
   for (size_t i = 0; i < kTasks; ++i) {
     std::atomic<uint64_t>& life = tasks_[parts.index * kTasks + i].life;
     uint64_t found = life.load(std::memory_order_relaxed);
-    while ((found & kBusy) == 0 &&  // busy: being made, with a generation that nobody knows yet
+    while ((found & kBusy) == 0 &&  // busy: being made, with a generation that no handle has yet
            !life.compare_exchange_weak(found, atGeneration(nextGeneration(generationOf(found))),
                                        std::memory_order_acq_rel)) {
     }

@@ -4,7 +4,7 @@
 // Note [slots and handles]
 // NCCL holds a handle for each open event and may call with it from several threads. A handle is
 // not an address: it holds a kind, the index of a slot and the slot's generation, and every call
-// compares them. So a handle of an event that has ended, of another process or of nobody is
+// compares them. So a handle of an event that has ended, of another process or of no event is
 // recognised and counted, and never followed.
 //
 // A slot's first word, its tag, is generation, version and two bits: open, busy. A writer takes

@@ -48,7 +48,7 @@ void* next(std::atomic<void*>& orig, const char* symbol) {
   return found;
 }
 
-// The object that holds `address`, as a handle; nullptr if there is none.
+// The object that holds `address`, as a handle; nullptr: none does.
 void* handleOf(const void* address) {
   Dl_info info;
   void* object = nullptr;

@@ -118,6 +118,18 @@ enum class CallKind : uint8_t {
 };
 constexpr size_t kCallKinds = static_cast<size_t>(CallKind::kCount);
 
+// Kind of a call, kCount for none and for a number out of range.
+constexpr CallKind kindOf(DriverCall call) {
+  constexpr CallKind kKinds[] = {CallKind::kCount,
+#define REFT_ONE(symbol, base, kind, ...) CallKind::kind,
+#define REFT_TWO(symbol, twin, base, kind, ...) CallKind::kind,
+                                 REFT_DRIVER_CALLS(REFT_ONE, REFT_TWO)
+#undef REFT_ONE
+#undef REFT_TWO
+  };
+  return call < DriverCall::count ? kKinds[static_cast<size_t>(call)] : CallKind::kCount;
+}
+
 // Symbol of a call, "" for none and for a number out of range.
 constexpr const char* nameOf(DriverCall call) {
   constexpr const char* kNames[] = {"",

@@ -83,7 +83,7 @@ def cases(worlds: list[int], preload: bool) -> list[Case]:
         for ranks in worlds:
             if kind == "inner" and ranks < 3:
                 continue
-            # The last rank of a pipeline sends to nobody.
+            # The last rank of a pipeline sends to no rank.
             last = ranks - 2 if kind == "pipe" else ranks - 1
             chosen = {0, last // 2, last} if kind in HANGS else {last}
             found += [Case(kind, ranks, one, preload) for one in sorted(chosen)]

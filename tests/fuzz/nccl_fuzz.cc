@@ -1,6 +1,6 @@
 // Events in any order with any handles: live ones, ended ones, of the wrong kind, with flipped
-// bits, of nobody. Eight bytes an event. The table must keep its counts, and the verdict on what it
-// shows must name nobody where it is undecidable.
+// bits, of no event. Eight bytes an event. The table must keep its counts, and the verdict on what
+// it shows must name no rank where it is undecidable.
 #include <array>
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,5 @@
 // A stand-in for libnvidia-ml.so.1 whose answers are in the file that FAKE_NVML names. It is read
-// anew at each call, so a test changes a GPU by writing the file. A line each:
+// again at each call, so a test changes a GPU by writing the file. A line each:
 //
 //   gpus 2                           how many there are; without it NVML finds no driver
 //   set 1 ecc_volatile_corrected 7   a counter of GPU 1, under the name of a sample

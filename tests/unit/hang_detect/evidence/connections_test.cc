@@ -85,7 +85,7 @@ TEST(Connections, OfThisProcess) {
   ASSERT_EQ(::listen(listener.get(), 1), 0);
   ASSERT_EQ(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
   const std::string own = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
-  EXPECT_THAT(connectionsOf(::getpid()).addresses, Not(Contains(own)));  // nobody has connected
+  EXPECT_THAT(connectionsOf(::getpid()).addresses, Not(Contains(own)));  // no client yet
   const UniqueFd client(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   ASSERT_EQ(::connect(client.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
   const UniqueFd server(::accept(listener.get(), nullptr, nullptr));

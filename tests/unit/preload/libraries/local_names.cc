@@ -1,4 +1,4 @@
-// Opened with RTLD_LOCAL: RTLD_DEFAULT finds its names for itself, and for nobody else.
+// Opened with RTLD_LOCAL: RTLD_DEFAULT finds its names for itself alone.
 #include <dlfcn.h>
 
 #define API extern "C" __attribute__((visibility("default")))
