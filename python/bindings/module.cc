@@ -4,6 +4,7 @@
 
 #include "python/bindings/backend.h"
 #include "python/bindings/base.h"
+#include "python/bindings/bulk.h"
 #include "python/bindings/device_activity.h"
 #include "python/bindings/evidence_exchange.h"
 #include "python/bindings/frames.h"
@@ -32,6 +33,7 @@ PYBIND11_MODULE(_C, module) {
   reft::bindDeviceActivity(module);
   reft::bindFrames(module);
   reft::bindSets(module);
+  reft::bindBulk(module);
   reft::bindTensors(module);
   reft::bindMoments(module);
   reft::bindSimulate(module);

@@ -65,6 +65,24 @@ py::object setLayout(const py::handle& object) {
   return py::make_tuple(set->mask, set->finger, packed(members), packed(removed));
 }
 
+// Whether a set has these very members, in the order in which it is iterated.
+bool setHolds(const py::handle& object, const py::list& before) {
+  const PySetObject* set = setOf(object);
+  const Py_ssize_t many = PyList_GET_SIZE(before.ptr());
+  Py_ssize_t count = 0;
+  for (Py_ssize_t i = 0; i <= set->mask; ++i) {
+    const PyObject* key = set->table[i].key;
+    if (key == nullptr || key == dummyKey()) {
+      continue;
+    }
+    if (count == many || PyList_GET_ITEM(before.ptr(), count) != key) {
+      return false;
+    }
+    ++count;
+  }
+  return count == many;
+}
+
 // Swaps the table of a set; the old one is in `entries` then.
 void swapTable(PySetObject* set, std::vector<setentry>& entries) {
   std::vector<setentry> before(set->table, set->table + set->mask + 1);
@@ -159,6 +177,7 @@ bool setPutLayout(const py::handle& object, const py::list& members, size_t mask
 
 void bindSets(py::module_& module) {
   module.def("set_layout", &setLayout, py::arg("set"));
+  module.def("set_holds", &setHolds, py::arg("set"), py::arg("before"));
   module.def("set_put_layout", &setPutLayout, py::arg("set"), py::arg("members"), py::arg("mask"),
              py::arg("finger"), py::arg("places"), py::arg("removed"));
 }

@@ -12,9 +12,11 @@ Threads: any. Errors: none; a line that cannot be written is lost.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 
 # Characters without a picture of their own that Python counts as printable: joiners, fillers and
 # variation selectors.
@@ -35,6 +37,19 @@ def say(text: str) -> None:
         _print(f"reft: {shown(text)}", file=sys.stderr, flush=True)
     except (OSError, ValueError, AttributeError):  # closed, or no standard error at all
         pass
+
+
+@contextlib.contextmanager
+def said_after(seconds: float, text: str) -> Iterator[None]:
+    """Says `text` once if what runs within this takes longer."""
+    timer = threading.Timer(seconds, say, (text,))
+    timer.daemon = True
+    with contextlib.suppress(RuntimeError):  # no thread can be started
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def warn(text: str) -> None:

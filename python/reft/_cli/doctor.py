@@ -420,7 +420,8 @@ def notes_of(job: str, status: dict[str, Any]) -> list[Finding]:
     for (about, where, kind, why), ranks in ranks_of.items():
         who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
         what = f"{where} ({kind})" if kind else where
-        is_bad = about != protocol.RESUME_NOTE or ranks[0] in inexact
+        is_good = about == protocol.RESUME_NOTE and ranks[0] not in inexact
+        is_bad = not is_good and about != protocol.ASSUMED_NOTE
         findings.append(Finding(WARN if is_bad else OK, job, f"{who}: {about} {what}: {why}"))
     return findings
 

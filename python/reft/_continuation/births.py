@@ -18,7 +18,8 @@ from typing import Any
 
 from . import plain
 from .as_they_are import items_of, length_of
-from .foreign import Bulk, Fingerprint, MappedArray
+from .bulk import Bulk, MappedArray
+from .foreign import Fingerprint
 from .nodes import name_of_key
 
 MEMBER = "<member>"  # in places: below it, no place is a name

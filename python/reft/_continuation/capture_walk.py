@@ -22,7 +22,8 @@ from reft._state.own import is_made
 from . import handles
 from .as_they_are import items_of, length_of
 from .births import MEMBER, Births
-from .foreign import Bulk, is_object_array, is_open, slot_names
+from .bulk import Bulk
+from .foreign import is_object_array, is_open, slot_names
 from .handles import LEAST_IDENTITY
 from .kinds.functions import STATEFUL_STDLIB
 from .kinds.objects import OWNED, PENDING, Lost, Owned, capture_changed, encode_slots
@@ -85,6 +86,7 @@ class CaptureWalk:
     Attributes:
         graph: What has been captured.
         uncaptured: What could not be captured.
+        assumed: What is taken for unchanged although a change of it may not be seen.
         refused: Why the place in the loop must not be put back; None if it can be.
         graphs: Tensors that were computed from others, each with its place.
         bytes_left: What is left of the limit.
@@ -106,6 +108,7 @@ class CaptureWalk:
     ) -> None:
         self.graph = Graph()
         self.uncaptured: Report = []
+        self.assumed: Report = []
         self.refused: str | None = None
         # Places of models of the first program point that no optimizer trains any more, and of
         # those that one trains and that were made later.
@@ -525,7 +528,11 @@ class CaptureWalk:
             self.births.bulky[place] = Bulk(item)
             return False
         known = self.births.bulky.get(place)
-        return known is None or known.has_changed(item)
+        if known is None or known.has_changed(item):
+            return True
+        if known.missed and len(self.assumed) < _MAX_REPORTS:
+            self.assumed.append((place, type_name(type(item)), known.missed))
+        return False
 
     def _is_handle(self, value: Any, place: str) -> bool:
         """Whether a number, or a pair, was a handle of this process at the first program point."""

@@ -112,8 +112,9 @@ class Continuation:
 
         Returns:
             A picklable dict: "frames" (bytes for `plan`), "uncaptured" (list of (where, type,
-            reason)), "exact" (False if `plan` would refuse) and "refused" (why, if it is not for
-            a position of a loop that is not known).
+            reason)), "assumed" (the same, of what is taken for unchanged), "exact" (False if `plan`
+            would refuse) and "refused" (why, if it is not for a position of a loop that is not
+            known).
 
         Raises:
             FrameMismatch: The frames cannot be read at this point.
@@ -186,6 +187,7 @@ class Continuation:
                 protocol=5,
             ),
             "uncaptured": walk.uncaptured,
+            "assumed": walk.assumed,
             "exact": not lost and refused is None,
             "refused": refused,
         }

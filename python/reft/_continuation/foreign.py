@@ -13,7 +13,6 @@ step. Errors: none; what cannot be read counts as unchanged.
 from __future__ import annotations
 
 import functools
-import os
 import struct
 import sys
 import threading
@@ -34,11 +33,6 @@ _MOST_VISITS = 1024
 _DEEPEST = 12
 _WHOLE_BYTES = 1 << 14  # of a tensor or array that is read in full
 _SAMPLED = 64
-_COMPARED_PER_STEP = 1 << 14  # items of a large list; their identity is compared first
-_DEARER = 4  # items of sets and dicts
-_BYTES_COMPARED_PER_STEP = 1 << 18
-_MOST_COPIED = 1 << 18  # items of a container
-_MOST_BYTES_COPIED = 1 << 21
 _LOCK = type(threading.Lock())
 _IMMUTABLE = frozenset({int, float, bool, str, bytes, complex, type(None), type(Ellipsis)})
 
@@ -176,7 +170,7 @@ class Fingerprint:
         self._left -= 1
         self._seen[id(value)] = len(self._seen)
         if isinstance(value, dict):
-            pairs = [*islice(_plain_iterator(value), self._left + 1)]
+            pairs = [*islice(plain_iterator(value), self._left + 1)]
             self.is_whole = self.is_whole and len(pairs) == len(value)
             return [
                 len(value),
@@ -185,7 +179,7 @@ class Fingerprint:
                 *self._attributes(value, depth),
             ]
         if isinstance(value, (list, tuple, deque, set, frozenset)):
-            items = [*islice(_plain_iterator(value), self._left + 1)]
+            items = [*islice(plain_iterator(value), self._left + 1)]
             self.is_whole = self.is_whole and len(items) == len(value)
             found = [kind.__name__, len(value), *self._all("items", items, depth)]
             return [*found, *self._attributes(value, depth)]
@@ -193,7 +187,7 @@ class Fingerprint:
             return [kind.__qualname__, *self._attributes(value, depth)]
         if is_random(value):
             return repr(object_state(value))
-        if (contents := _of_memory(value)) is not None:
+        if (contents := contents_of_memory(value)) is not None:
             return contents
         if kind is MethodType:
             return [value.__func__.__qualname__, self._look(value.__self__, depth + 1)]
@@ -248,7 +242,7 @@ class Fingerprint:
         return found
 
 
-def _of_memory(value: Any, whole: int = _WHOLE_BYTES) -> Any:
+def contents_of_memory(value: Any, whole: int = _WHOLE_BYTES) -> Any:
     """The contents of a tensor or array, or samples of one of more bytes than `whole`; None for
     anything else."""
     torch: Any = sys.modules["torch"]
@@ -260,7 +254,8 @@ def _of_memory(value: Any, whole: int = _WHOLE_BYTES) -> Any:
         if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.is_quantized:
             return mark
         # An in-place write through `.data` leaves the version.
-        flat = value.detach().reshape(-1) if value.is_contiguous() else value.detach()[:1].reshape(-1)
+        is_flat = value.is_contiguous() or value.nbytes <= whole  # else the whole would be copied
+        flat = (value.detach() if is_flat else value.detach()[:1]).reshape(-1)
         if flat.nbytes > whole:
             flat = flat[:: flat.numel() // _SAMPLED]
         return [*mark[1:], bytes_of(flat)]
@@ -287,134 +282,7 @@ def is_object_array(value: Any) -> bool:
     return (kind.__module__, kind.__name__) == ("numpy", "ndarray") and value.dtype.hasobject
 
 
-class Bulk:
-    """A large list, dict, deque, set, tensor or array, as it was at the first program point.
-
-    Items are compared by identity, then by value; what changes inside of an item is not seen. One
-    that is too large to be compared in each step is compared every few steps; of the largest ones,
-    samples are.
-    """
-
-    __slots__ = ("_every", "_first", "_identity", "_size", "_turn", "_version")
-
-    def __init__(self, item: Any) -> None:
-        self._identity, self._size = id(item), _size_of(item)
-        self._version = getattr(item, "_version", 0)
-        self._every = _steps_between(item, self._size)
-        self._turn = 0
-        self._first: Any = _copy_of(item)
-
-    def restored(self, written: set[int]) -> None:
-        """A resume has written into the objects with these ids: if the item is one of them, it is
-        not the restarted script's any more."""
-        if self._identity in written:
-            self._first = None
-
-    def has_changed(self, item: Any) -> bool:
-        """Whether something has changed; once true, always true."""
-        if self._first is None:
-            return True
-        if self._looks_alike(item):
-            return False
-        self._first = None  # it may hold what the script has given up
-        return True
-
-    def _looks_alike(self, item: Any) -> bool:
-        if (id(item), _size_of(item), getattr(item, "_version", 0)) != (
-            self._identity,
-            self._size,
-            self._version,
-        ):
-            return False
-        self._turn += 1
-        if self._turn % self._every:
-            return True
-        try:
-            if isinstance(item, list) and len(item) <= _MOST_COPIED:
-                # Compares identities without a look at the items, which may lie anywhere.
-                return list.__eq__(item, self._first) is True
-            return bool(_copy_of(item) == self._first)
-        except Exception:  # items that cannot be compared are not the same ones
-            return False
-
-
-class MappedArray:
-    """The file of a `numpy.memmap` that its process may write, as it was at the first program point.
-
-    The file is read, never the mapping: a file that has become shorter would end the process. One
-    that is too large to be compared in each step is compared every few steps; of a very large one,
-    the time at which it was written is: the kernel notes that at the first write to a page which has
-    been written back.
-    """
-
-    def __init__(self, value: Any) -> None:
-        self._every = 1 + value.nbytes // _BYTES_COMPARED_PER_STEP
-        self._turn = 0
-        self._first: Any = _look_at_file(value)
-
-    def has_changed(self, value: Any) -> bool:
-        """Whether it has been written; once true, always true."""
-        self._turn += 1
-        is_due = value.nbytes > _MOST_BYTES_COPIED or self._turn % self._every == 0
-        if self._first is not None and is_due and _look_at_file(value) != self._first:
-            self._first = None
-        return self._first is None
-
-
-def _look_at_file(value: Any) -> tuple[Any, ...]:
-    """Which file it is, and its contents, or when it was written."""
-    try:
-        with open(value.filename, "rb", buffering=0) as file:
-            found = os.fstat(file.fileno())
-            which = (found.st_dev, found.st_ino)
-            if value.nbytes > _MOST_BYTES_COPIED:
-                return (*which, found.st_mtime_ns)
-            return (*which, os.pread(file.fileno(), value.nbytes, value.offset))
-    except OSError:
-        return ()
-
-
-def _size_of(item: Any) -> int:
-    return int(item.nbytes) if hasattr(type(item), "nbytes") else len(item)
-
-
-def _steps_between(item: Any, size: int) -> int:
-    """Gives how often an item is compared: each so many steps."""
-    if hasattr(type(item), "nbytes") or isinstance(item, bytearray):
-        return 1 + size // _BYTES_COMPARED_PER_STEP if size <= _MOST_BYTES_COPIED else 1
-    if size > _MOST_COPIED:
-        return 1
-    dearer = _DEARER if isinstance(item, (set, frozenset, dict)) else 1
-    return 1 + dearer * size // _COMPARED_PER_STEP
-
-
-def _copy_of(item: Any) -> Any:
-    """The items of a container, values of a dict and its order included; samples of a large one."""
-    if is_object_array(item) and item.size <= _MOST_COPIED:
-        return item.reshape(-1).tolist()
-    if (contents := _of_memory(item, _MOST_BYTES_COPIED)) is not None:
-        return contents
-    if isinstance(item, bytearray):
-        return bytes(memoryview(item)[:: 1 + len(item) // _MOST_BYTES_COPIED])
-    if isinstance(item, (set, frozenset)):
-        # Two that are equal may yield their members in another order.
-        members = _plain_iterator(item)
-        return set(members) if len(item) <= _MOST_COPIED else [*islice(members, _SAMPLED)]
-    if len(item) <= _MOST_COPIED:
-        if isinstance(item, dict):  # not pairs, which would have to be made
-            base: Any = OrderedDict if isinstance(item, OrderedDict) else dict
-            return [[*base.keys(item)], [*base.values(item)]]
-        return [*_plain_iterator(item)]
-    if isinstance(item, (list, tuple)):
-        base = list if isinstance(item, list) else tuple
-        return base.__getitem__(item, slice(None, None, len(item) // _SAMPLED))
-    return [
-        *islice(_plain_iterator(item), _SAMPLED),
-        *islice(_plain_iterator(item, backwards=True), _SAMPLED),
-    ]
-
-
-def _plain_iterator(container: Any, backwards: bool = False) -> Iterator[Any]:
+def plain_iterator(container: Any, backwards: bool = False) -> Iterator[Any]:
     """Iterates over a container as it is, whatever its class yields: a script's subclass is not
     run. Gives the pairs of a dict.
 
@@ -476,7 +344,7 @@ def _find_probe(kind: type) -> Callable[[Any], Any] | None:
         return lambda value: value.locked() and threading.active_count() == 1
     if module.partition(".")[0] == "numpy" and hasattr(kind, "__array_finalize__"):
         # A subclass of arrays. Of mapped files, `MappedArray` tells.
-        return None if kind.__name__ == "memmap" else _of_memory
+        return None if kind.__name__ == "memmap" else contents_of_memory
     if (module, name) == ("sqlite3", "Connection"):
         return _changes_in_memory
     if (module, name) == ("xml.etree.ElementTree", "Element"):

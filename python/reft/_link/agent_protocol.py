@@ -42,6 +42,7 @@ MESH_OPEN, MESH_AT, MESH_KEEP, MESH_FETCH, MESH_FETCHED = 70, 71, 72, 73, 74
 
 # What the first text of a note on a resume is, and the `resume_verdict` of one that is not exact.
 RESUME_NOTE = "resume:"
+ASSUMED_NOTE = "taken for unchanged:"
 RESUME_DIFFERS = 2
 
 _BALLOTS = (VOTE, OUTCOME, NODE_VOTE, JOB_OUTCOME)

@@ -38,6 +38,7 @@ _ANY_PORT = 9
 _ANYWHERE = ("192.0.2.1", "2001:db8::1")  # reserved for documentation: no host has them
 _ANSWER_MS = 10000
 _FETCH_MS = 300_000  # of what moves: an agent that is silent is given up within 10 s
+_PATIENCE_SEC = 5.0
 _PUBLISHED_SEC = 5.0
 _NOWHERE = "none"  # as REFT_MESH_ADDRESS
 _MOST_FETCHED = 4096  # ranks, which an agent takes at once
@@ -132,19 +133,21 @@ def fetch(
         return []
     room = _room(env, 0, 0, job.local_world) // 2  # this node's own vaults are yet to come
     wanted = {"world": world, "ranks": ranks[:_MOST_FETCHED], "room": room}
+    what = f"what {_voice.ranks(ranks)} of the attempt before left on another node"
+    waiting = (
+        f"node {job.node} fetches {what}; training waits for it, {_FETCH_MS // 60_000} minutes at most"
+    )
     try:
-        answer, _ = client.request(
-            agent_protocol.MESH_FETCH, json.dumps(wanted), agent_protocol.MESH_FETCHED, _FETCH_MS
-        )
+        with _voice.said_after(_PATIENCE_SEC, waiting):
+            answer, _ = client.request(
+                agent_protocol.MESH_FETCH, json.dumps(wanted), agent_protocol.MESH_FETCHED, _FETCH_MS
+            )
         said = json.loads(answer)
         found, problem = [int(rank) for rank in said["ranks"]], str(said["problem"])
     except Exception as error:  # noqa: BLE001  # the restart goes on with what there is
         found, problem = [], str(error) or type(error).__name__
     if problem:
-        _voice.warn(
-            f"node {job.node} cannot fetch what {_voice.ranks(ranks)} of the attempt before left"
-            f" on another node: {problem}"
-        )
+        _voice.warn(f"node {job.node} cannot fetch {what}: {problem}")
     return found
 
 

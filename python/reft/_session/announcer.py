@@ -105,6 +105,7 @@ class Announcer:
         stats: dict[str, Any],
         small_bytes: int,
         uncaptured: list[notes.Note],
+        assumed: list[notes.Note],
     ) -> None:
         """After the first snapshot: what is protected and what is not. Later calls report a lost
         node alone, after `planned`."""
@@ -112,7 +113,8 @@ class Announcer:
         if not self._noted:
             self._noted = self._reported = True
             if speaks:
-                self._summarize(state, stats, small_bytes, uncaptured)
+                self._summarize(state, stats, small_bytes, uncaptured, assumed)
+            self._notes.add(notes.ASSUMED, assumed)
         if not self._node_loss_known:
             self._node_loss_known = True
             self._node_loss(state, speaks)
@@ -123,6 +125,7 @@ class Announcer:
         stats: dict[str, Any],
         small_bytes: int,
         uncaptured: list[notes.Note],
+        assumed: list[notes.Note],
     ) -> None:
         shared = sum(1 for region in state.regions if region.ranks)
         parts = [
@@ -148,6 +151,8 @@ class Announcer:
             _voice.say(f"NOT protected: {notes.line(self._unsaved)}")
         if uncaptured:
             _voice.say(f"not restorable: {notes.line(uncaptured)}")
+        if assumed:
+            _voice.say(f"{notes.ASSUMED} {notes.line(assumed)}")
 
     def planned(self) -> None:
         """There is another plan: what is stored for a lost node may be enough no longer."""

@@ -22,6 +22,7 @@ NOT_RESTORED = "not restored:"
 NOT_VERIFIED = "not verified:"
 IGNORED = "ignored:"
 RESUME = agent_protocol.RESUME_NOTE
+ASSUMED = agent_protocol.ASSUMED_NOTE
 
 Note = tuple[str, str, str]  # where, kind, why
 

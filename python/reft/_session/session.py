@@ -435,7 +435,7 @@ class Session:
             return
         self._streams_known = True
         self._announcer.protected(
-            state, engine.stats(), len(small.pickled), self._small_state.uncaptured
+            state, engine.stats(), len(small.pickled), *self._small_state.left_out
         )
 
     def _planned(self, planner: Planner, boundary: Boundary) -> None:

@@ -101,6 +101,7 @@ class SmallState:
     Attributes:
         first_shapes: of buffers, as a restarted script begins with them.
         uncaptured: values of the loop that the newest capture left out.
+        assumed: values that it took for unchanged although a change of them may not be seen.
         unsaved: parts of optimizers, schedulers and registered objects that it left out.
         verified: see `Saved`.
     """
@@ -133,10 +134,16 @@ class SmallState:
         # By optimizer, where it keeps nothing but tensors: that changes with a new plan only.
         self._fixed: dict[int, bytes] = {}
         self.uncaptured: list[Note] = []
+        self.assumed: list[Note] = []
         self.unsaved: list[Note] = []
         self.verified = ""
         self._role = "", ""
         self._missed: list[tuple[str, str]] = []
+
+    @property
+    def left_out(self) -> tuple[list[Note], list[Note]]:
+        """What the newest capture has not, or may not have: `uncaptured` and `assumed`."""
+        return self.uncaptured, self.assumed
 
     def planned(self, state: discovery.State, boundary: Boundary) -> None:
         """Derives what every step needs of a new plan."""
@@ -351,6 +358,7 @@ class SmallState:
         except Exception as error:
             self._failed("loop state", error)
             return
+        self.assumed = captured.pop("assumed")
         saved["frames"] = captured
         self.uncaptured = captured["uncaptured"]
 

@@ -1,18 +1,15 @@
-"""What tells whether large containers and objects of packages have changed, and what a loader
-reaches."""
+"""What tells whether objects of packages have changed, and what a loader reaches."""
 
 from __future__ import annotations
 
 import types
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
-
-import numpy  # noqa: E402
 
 from reft._continuation import foreign  # noqa: E402
 from reft._continuation.loader_parts import Parts  # noqa: E402
@@ -22,58 +19,6 @@ from reft._continuation.reach import reach  # noqa: E402
 class Rows(list):  # type: ignore[type-arg]
     def __iter__(self) -> Any:
         raise AssertionError("code of the script is run")
-
-
-class Weights(dict):  # type: ignore[type-arg]
-    def items(self) -> Any:
-        raise AssertionError("code of the script is run")
-
-
-N = 300
-
-
-def put(container: Any) -> None:
-    container[7] = 99.5
-
-
-CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
-    "list": (lambda: [0.0] * N, put),
-    "a list of the script's class": (lambda: Rows([0.0] * N), put),
-    "dict": (lambda: dict.fromkeys(range(N), 0.0), put),
-    "Counter": (lambda: Counter(range(N)), put),
-    "defaultdict": (lambda: defaultdict(float, dict.fromkeys(range(N), 0.0)), put),
-    "OrderedDict": (lambda: OrderedDict.fromkeys(range(N), 0.0), put),
-    "the order of an OrderedDict": (
-        lambda: OrderedDict.fromkeys(range(N), 0.0),
-        lambda item: item.move_to_end(3),
-    ),
-    "a dict of the script's class": (lambda: Weights(dict.fromkeys(range(N), 0.0)), put),
-    "deque": (lambda: deque([0.0] * N), put),
-    "set": (lambda: set(range(N)), lambda item: (item.remove(3), item.add(-3))),
-    "bytearray": (lambda: bytearray(N), lambda item: item.__setitem__(7, 9)),
-    # Of more than what fingerprints read in full.
-    "array": (lambda: numpy.zeros(30_000), put),
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_a_change_in_a_large_container_is_seen(name: str) -> None:
-    make, change = CHANGES[name]
-    item = make()
-    bulk = foreign.Bulk(item)
-    assert not bulk.has_changed(item)
-    change(item)
-    assert bulk.has_changed(item)
-
-
-@pytest.mark.parametrize(
-    ("make", "most"), [(lambda: [0.0] * 100_000, 7), (lambda: numpy.zeros(100_000), 4)]
-)
-def test_larger_ones_are_compared_every_few_steps(make: Callable[[], Any], most: int) -> None:
-    item = make()
-    bulk = foreign.Bulk(item)
-    put(item)
-    assert any(bulk.has_changed(item) for _ in range(most))
 
 
 class Stage:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from reft._state.raw import bytes_of
 
 from .. import attachments, hooks, memory, module_tree
-from ..foreign import MappedArray
+from ..bulk import MappedArray
 from ..handles import LEAST_IDENTITY
 from ..memory import Span
 from ..nodes import KEEP, LATER, MISSING, At, Named, Node, kind, native, type_name

@@ -19,6 +19,7 @@ from tests.support import jobs
 Settings = Callable[..., dict[str, Any]]
 STATS = {"payload_bytes": 2048, "vault_bytes": 3 << 20}
 READER = ("main:reader", "csv.reader", "iterator of unknown kind")
+LARGE = ("data.table", "list", "too large")
 QUEUE = ("main:waiting", "queue.Queue", "not empty")
 FILES = "; files that the script writes until then are those of its start"
 
@@ -116,7 +117,7 @@ def test_only_the_first_rank_speaks_for_all(terminal: Callable[..., Terminal]) -
     one = terminal(rank=1)
     one.announcer.started(None)
     one.announcer.unprotected(1, [("r.s", "", "sparse")])
-    one.announcer.protected(state(), STATS, 10, [READER])
+    one.announcer.protected(state(), STATS, 10, [READER], [])
     one.announcer.cadence(5, 8, 100, 10)
     assert one.lines() == []
     assert one.client.notes() == [["not protected:", "r.s", "", "sparse"]], "the agent knows"
@@ -128,14 +129,16 @@ def test_what_is_protected_is_said_once(terminal: Callable[..., Terminal]) -> No
     found = state(schedulers=[1, 2])
     for _ in range(2):
         one.announcer.unprotected(1, [("r.s", "", "sparse"), ("r.t", "", "sparse")])
-        one.announcer.protected(found, STATS, 1536, [READER])
+        one.announcer.protected(found, STATS, 1536, [READER], [LARGE])
     assert one.lines() == [
         "protected: 2.0 KiB of state in 2 tensors (1 shared with replicas), 1 optimizer,"
         " 2 schedulers, 1 registered object; each step this rank copies 2.0 KiB and pickles 1.5"
         " KiB; its vault takes 3.0 MiB of host memory",
         "NOT protected: r.s: sparse (and 1 more, which `reft doctor` lists)",
         "not restorable: main:reader (csv.reader): iterator of unknown kind",
+        "taken for unchanged: data.table (list): too large",
     ]
+    assert ["taken for unchanged:", *LARGE] in one.client.notes(), "the agent knows"
 
 
 @pytest.mark.parametrize(
@@ -181,7 +184,7 @@ def test_whether_a_lost_node_is_survived_is_said_once_it_is_known(
     found = state()
     found.regions.pop()
     found.regions[0].ranks = tuple(range(world))
-    one.announcer.protected(found, STATS, 1, [])
+    one.announcer.protected(found, STATS, 1, [], [])
     assert one.lines()[1:] == said
 
 
@@ -193,7 +196,7 @@ def test_the_first_rank_whose_state_a_lost_node_takes_warns_for_all(
     shared.regions.pop()
     for rank, found in ((0, shared), (2, own), (1, own)):
         one = terminal(rank, 4, 1, REFT_SNAPSHOT_PROTECTION="arc")
-        one.announcer.protected(found, STATS, 1, [])
+        one.announcer.protected(found, STATS, 1, [], [])
         warnings = [line for line in one.lines() if "NOT survived" in line]
         assert len(warnings) == (rank == 2), warnings
         if warnings:
@@ -205,22 +208,22 @@ def test_a_resumed_attempt_warns_of_a_lost_node_too(terminal: Callable[..., Term
     one = terminal(REFT_SNAPSHOT_PROTECTION="peer", REFT_BANNER="0")
     one.announcer.resumed()
     found = state()
-    one.announcer.protected(found, STATS, 1, [])
+    one.announcer.protected(found, STATS, 1, [], [])
     assert one.lines() == [
         "warning: a lost node is NOT survived (REFT_SNAPSHOT_PROTECTION=peer): all ranks are on one"
         " node"
     ]
-    one.announcer.protected(found, STATS, 1, [])
+    one.announcer.protected(found, STATS, 1, [], [])
     assert one.lines() == []
     whole = terminal(1, 2, 1, REFT_SNAPSHOT_PROTECTION="arc")
     whole.announcer.resumed()
     shared = state()
     lonely = shared.regions.pop()
-    whole.announcer.protected(shared, STATS, 1, [])
+    whole.announcer.protected(shared, STATS, 1, [], [])
     assert whole.lines() == []
     shared.regions.append(lonely)
     whole.announcer.planned()
-    whole.announcer.protected(shared, STATS, 1, [])
+    whole.announcer.protected(shared, STATS, 1, [], [])
     assert "no other rank has 1 tensor of this rank (first: o0.p1) (rank 1)" in whole.lines()[0]
 
 
@@ -228,7 +231,7 @@ def test_after_a_resume_only_the_agent_learns_it_again(terminal: Callable[..., T
     one = terminal()
     one.announcer.resumed()
     one.announcer.unprotected(8, [("r.s", "", "sparse")])
-    one.announcer.protected(state(), STATS, 1, [])
+    one.announcer.protected(state(), STATS, 1, [], [])
     assert one.lines() == []
     assert one.client.notes() == [["not protected:", "r.s", "", "sparse"]]
 
@@ -237,7 +240,7 @@ def test_state_that_is_not_saved_is_said_when_it_turns_up(
     terminal: Callable[..., Terminal],
 ) -> None:
     one = terminal()
-    one.announcer.protected(state(), STATS, 1, [])
+    one.announcer.protected(state(), STATS, 1, [], [])
     one.lines()
     for step in (4, 5):
         one.announcer.unprotected(step, [("scheduler 0 Own.lock", "lock", "cannot be pickled")])
@@ -252,7 +255,7 @@ def test_values_that_turn_up_later_are_said_with_their_step(
     one = terminal()
     one.announcer.uncaptured(1, [READER])
     assert one.lines() == [], "the summary says it"
-    one.announcer.protected(state(), STATS, 1, [READER])
+    one.announcer.protected(state(), STATS, 1, [READER], [])
     one.lines()
     one.announcer.uncaptured(4, [READER, QUEUE])
     one.announcer.uncaptured(5, [READER, QUEUE])
@@ -263,7 +266,7 @@ def test_values_that_turn_up_later_are_said_with_their_step(
 
 def test_a_flood_of_late_values_goes_to_the_agent_only(terminal: Callable[..., Terminal]) -> None:
     one = terminal()
-    one.announcer.protected(state(), STATS, 1, [])
+    one.announcer.protected(state(), STATS, 1, [], [])
     one.lines()
     for step in range(20):
         one.announcer.uncaptured(step, [(f"main:v{step}", "x", "y")])
@@ -293,7 +296,7 @@ def test_the_overhead_is_said_once_it_is_measured_and_when_the_rhythm_changes(
 def test_without_a_banner_only_changes_are_said(terminal: Callable[..., Terminal]) -> None:
     one = terminal(REFT_BANNER="0")
     one.announcer.started(None)
-    one.announcer.protected(state(), STATS, 1, [READER])
+    one.announcer.protected(state(), STATS, 1, [READER], [])
     one.announcer.cadence(2, 1, 20_000, 1_000)
     assert one.lines() == []
     one.announcer.cadence(4, 8, 9_000, 1_000)

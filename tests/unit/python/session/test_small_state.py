@@ -187,7 +187,7 @@ def test_what_cannot_be_pickled_costs_the_place_in_the_loop_only(monkeypatch: An
     failures: Failures = []
 
     def capture(*_: Any) -> dict[str, Any]:
-        return {"uncaptured": [("a", "b", "c")], "frames": lambda: None}
+        return {"uncaptured": [("a", "b", "c")], "assumed": [], "frames": lambda: None}
 
     monkeypatch.setattr(small_state._continuation, "capture", capture)
     saved = captured(state_of(optimizer), failures, exact=True)
@@ -198,7 +198,7 @@ def test_what_cannot_be_pickled_costs_the_place_in_the_loop_only(monkeypatch: An
 def test_values_that_are_left_out_are_known(monkeypatch: Any) -> None:
     _, optimizer = model()
     left_out = [("main:reader", "csv.reader", "iterator of unknown kind")]
-    monkeypatch.setattr(small_state._continuation, "capture", lambda *_: {"uncaptured": left_out})
+    monkeypatch.setattr(small_state._continuation, "capture", lambda *_: {"uncaptured": left_out, "assumed": []})
     small = SmallState(1, True, 1 << 20, lambda what, error: None)
     state = state_of(optimizer)
     small.planned(state, boundary_of(state.optimizers))
@@ -220,7 +220,7 @@ def test_tensors_of_regions_are_not_captured_a_second_time(monkeypatch: Any) -> 
         elsewhere: str,
     ) -> Any:
         seen.append((limit, owned, storages, groups))
-        return {"uncaptured": []}
+        return {"uncaptured": [], "assumed": []}
 
     monkeypatch.setattr(small_state._continuation, "capture", capture)
     weight = next(module.parameters())
