@@ -8,6 +8,7 @@ import ipaddress
 import json
 import random
 import socket
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -287,6 +288,27 @@ def test_the_first_rank_of_a_node_has_vaults_fetched() -> None:
 @pytest.mark.parametrize("answer", [_C.PeerFailure("no such request"), "[]", "{}", '{"ranks": ["x"], "problem": ""}'])
 def test_a_restart_goes_on_if_the_agent_fetches_nothing(answer: str | Exception) -> None:
     assert fetched(answer)[0] == []
+
+
+def test_a_restart_that_waits_for_another_node_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoke = threading.Event()
+    monkeypatch.setattr(mesh, "_PATIENCE_SEC", 0.0)
+    say = mesh._voice.say
+    monkeypatch.setattr(mesh._voice, "say", lambda text: (say(text), spoke.set()))
+
+    def request(*_: Any) -> tuple[str, int]:
+        assert spoke.wait(30)
+        return '{"ranks": [2, 3], "problem": ""}', -1
+
+    job: Any = SimpleNamespace(node=1, local_rank=0, local_world=2, world=4)
+    client: Any = SimpleNamespace(request=request)
+    assert mesh.fetch({"snapshot_host_bytes": 1 << 20}, job, client, [2, 3], 6) == [2, 3]
+    assert (
+        "node 1 fetches what ranks 2 3 of the attempt before left on another node; training waits"
+        " for it, 5 minutes at most" in capsys.readouterr().err
+    )
 
 
 def test_nothing_is_asked_for_that_is_there_or_that_another_rank_asks_for() -> None:
