@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import xml.etree.ElementTree as ElementTree
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,8 @@ SHOWN_FILES = 20
 SHOWN_SECOND_TRIES = 6
 # Stages that took at least this long have their time in the last lines.
 SHOWN_SECONDS = 10
+# Of the files of a stage, those whose cases took longest together; several run at a time.
+SHOWN_SLOW_FILES, SHOWN_SLOW_SECONDS = 12, 60
 # Elements of a case in a JUnit report that did not simply pass.
 OUTCOMES = {"failure", "error", "skipped"}
 # Why a case was skipped that had not begun in time.
@@ -31,6 +33,7 @@ class Counts:
         failures: the end of the output of each failed case.
         second_try: cases that failed and passed when they ran once more, alone.
         times: what each stage took that was not short.
+        slow_files: the files whose cases took longest.
         latest_start: when no stage begins any more, as of `time.monotonic()`.
         too_late: stages that were skipped for that, and how many cases of others.
     """
@@ -42,6 +45,7 @@ class Counts:
     failures: list[str] = field(default_factory=list)
     second_try: list[str] = field(default_factory=list)
     times: list[str] = field(default_factory=list)
+    slow_files: list[str] = field(default_factory=list)
     latest_start: float = math.inf
     too_late: list[str] = field(default_factory=list)
 
@@ -85,6 +89,8 @@ class Counts:
 
         The second tries are among the last ten lines.
         """
+        if self.slow_files:
+            print(f"slowest files: {', '.join(self.slow_files)}")
         for failure in self.failures[:SHOWN_FAILURES]:
             print(failure)
         if len(self.failures) > SHOWN_FAILURES:
@@ -120,18 +126,25 @@ def junit(
     """
     total = failed = skipped = retried = late = 0
     second = passed_cases(again) if again else set()
+    seconds: defaultdict[str, float] = defaultdict(float)
     if report.exists():
         for suite in ElementTree.parse(report).getroot().iter("testsuite"):
             total += int(suite.get("tests", 0))
             failed += int(suite.get("failures", 0)) + int(suite.get("errors", 0))
             skipped += int(suite.get("skipped", 0)) + int(suite.get("disabled", 0))
             for case in suite.iter("testcase"):
+                seconds[str(case.get("classname"))] += float(case.get("time") or 0)
                 if broken(case) and name_of(case) in second:
                     retried += len(broken(case))
                     counts.second_try.append(f"{stage}: {name_of(case)}")
                 elif broken(case):
                     counts.failures.append(shown(stage, case))
                 late += any(TOO_LATE in skip.get("message", "") for skip in case.iter("skipped"))
+    counts.slow_files += [
+        f"{file.rpartition('.')[2]} {took:.0f} s"
+        for file, took in sorted(seconds.items(), key=lambda one: -one[1])[:SHOWN_SLOW_FILES]
+        if took >= SHOWN_SLOW_SECONDS
+    ]
     if late:
         counts.too_late.append(f"{late} cases of {stage}")
     unexplained = int(code != 0 and not failed)

@@ -44,6 +44,17 @@ def test_a_case_that_needed_a_second_try_is_in_the_last_ten_lines(
     assert "needed a second try: python: m::shaky" in capsys.readouterr().out.splitlines()[-10:]
 
 
+def test_the_slowest_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cases = {"tests.unit.test_a": 59.0, "tests.test_b": 100.0, "tests.test_c": 250.0}
+    text = "".join(f'<testcase classname="{name}" name="x" time="{took}"/>' for name, took in cases.items())
+    path = tmp_path / "1.xml"
+    path.write_text(f'<testsuites><testsuite tests="3">{text * 2}</testsuite></testsuites>')
+    counts = Counts()
+    add(counts, path, 0)
+    counts.finish()
+    assert "slowest files: test_c 500 s, test_b 200 s, test_a 118 s\n" in capsys.readouterr().out
+
+
 def test_failing_twice_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     counts = Counts()
     first = report(tmp_path / "1.xml", steady="", wrong=FAILURE)
