@@ -78,6 +78,8 @@ FatalSignal faultOf(const json& fields) {
   found.main = number<int>(fields, "main", 0) != 0;
   found.tid = number<int64_t>(fields, "tid", 0);
   found.handler = text(fields, "handler", kMostMessage);
+  found.thrown = text(fields, "thrown", kMostName);
+  found.message = text(fields, "message", kMostMessage);
   if (const auto frames = fields.find("frames"); frames != fields.end() && frames->is_array()) {
     for (const json& frame : *frames) {
       if (frame.is_object() && found.frames.size() < kMostFrames) {
@@ -98,12 +100,12 @@ json faultFields(const FatalSignal& found) {
     frames.push_back(
         {{"function", frame.function}, {"object", frame.object}, {"place", frame.place}});
   }
-  return {{"signal", found.signal},   {"code", found.code},
-          {"address", found.address}, {"sender", found.sender},
-          {"thread", found.thread},   {"main", found.main ? 1 : 0},
-          {"tid", found.tid},         {"handler", found.handler},
-          {"frames", frames},         {"stacks_text", found.stacks.text()},
-          {"at_ns", found.at_ns}};
+  return {
+      {"signal", found.signal},   {"code", found.code},       {"address", found.address},
+      {"sender", found.sender},   {"thread", found.thread},   {"main", found.main ? 1 : 0},
+      {"tid", found.tid},         {"handler", found.handler}, {"thrown", found.thrown},
+      {"message", found.message}, {"frames", frames},         {"stacks_text", found.stacks.text()},
+      {"at_ns", found.at_ns}};
 }
 
 std::optional<json> part(const json& fields, const char* key) {

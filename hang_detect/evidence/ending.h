@@ -61,6 +61,9 @@ struct FatalSignal {
   bool main = false;     // it is the main thread
   int64_t tid = 0;       // of the thread; 0 = unknown
   std::string handler;   // file of the handler that has stopped it
+  // Of the C++ exception that nothing caught; "" = none.
+  std::string thrown{};   // its type
+  std::string message{};  // cut
   // Of the thread at the fault, newest first; empty: nothing has read them.
   std::vector<FaultFrame> frames{};
   ProcessStacks stacks{};  // Python's, of all threads

@@ -17,9 +17,11 @@
 #include <exception>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
+#include "hang_detect/rank/thrown.h"
 #include "intercept/base/clock.h"
 #include "intercept/base/log.h"
 #include "intercept/base/mutex.h"
@@ -130,6 +132,11 @@ void speak(Faults& all) {
   fault.main = ::pthread_equal(all.thread, all.main) != 0;
   fault.tid = all.tid;
   fault.handler = all.handler;
+  if (fault.signal == SIGABRT) {
+    Thrown found = thrown();
+    fault.thrown = std::move(found.type);
+    fault.message = std::move(found.message);
+  }
   fault.at_ns = all.at_ns;
   const auto seconds = static_cast<int64_t>(::time(nullptr));
   std::shared_ptr<AgentClient> client;
@@ -142,7 +149,9 @@ void speak(Faults& all) {
   }
   fault.stacks = all.dumper->dump(kStacksWait).text;
   const std::string frames = client == nullptr ? "" : sayAll(*client, fault);
-  const std::string what = signalName(fault.signal) + " in native code";
+  const std::string what =
+      signalName(fault.signal) + " in native code" +
+      (fault.thrown.empty() ? "" : " (" + fault.thrown + ": " + fault.message + ")");
   writeErrorFile(
       all.error_file,
       frames.empty() ? what + "; Python's stacks:" : what + ":\n" + frames + "Python's stacks:",
@@ -241,6 +250,7 @@ void installFaultWords(const std::shared_ptr<AgentClient>& client, StackPrinter 
     all->client = client;
   }
   faults.store(all);
+  keepThrown();
   std::thread speaker([all] { speak(*all); });
   ::pthread_setname_np(speaker.native_handle(), "reft-last-words");
   speaker.detach();

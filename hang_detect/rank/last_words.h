@@ -3,6 +3,7 @@
 // A fault of native code (SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT) stops the thread in a handler
 // while a thread of its own reads the Python stacks of all threads and sends them, and the agent
 // reads the native frames of the thread (kWordsHeard says that it has). That takes 1.5 s at most.
+// With SIGABRT goes the C++ exception that nothing caught (thrown.h).
 // Then the signal has its old effect: the handler that was there before, a core
 // dump, the same exit status. A handler is installed only where there is none, or one of Python's
 // (faulthandler); a forked child has its own end. torchrun's error file (TORCHELASTIC_ERROR_FILE)

@@ -36,10 +36,15 @@ constexpr int64_t kNoticedNs = 50'000'000;
 constexpr int64_t kKilledTogetherNs = 100'000'000;
 constexpr size_t kMostMessage = 160;
 
-// The exception that ended the rank, and what it was raised from, say any of `parts`.
+// The exception that ended the rank, and what it was raised from, say any of `parts`: that of
+// Python, else the message of that of C++, whose type says little (NCCL's watchdog has one for
+// all).
 bool says(const RankEvidence& rank, std::initializer_list<std::string_view> parts) {
   if (!rank.ending.exception) {
-    return false;
+    const auto& fault = rank.ending.fault;
+    return fault && std::any_of(parts.begin(), parts.end(), [&](std::string_view part) {
+             return fault->message.find(part) != std::string::npos;
+           });
   }
   const Uncaught& end = *rank.ending.exception;
   return std::any_of(parts.begin(), parts.end(), [&](std::string_view part) {
@@ -94,7 +99,14 @@ const ThreadStack* stackOf(const FatalSignal& fault) {
 // The newest native frame outside of the libraries by way of which a process aborts itself.
 const FaultFrame* nativeFrameOf(const FatalSignal& fault) {
   const FaultFrame* newest = nullptr;
-  for (const FaultFrame& frame : fault.frames) {
+  // Between abort() and std::terminate() is the handler that has kept what was thrown: reft's.
+  const auto called = std::find_if(
+      fault.frames.begin(), fault.frames.end(),
+      [](const FaultFrame& frame) { return frame.function.find("std::terminate") == 0; });
+  const auto begin =
+      fault.thrown.empty() || called == fault.frames.end() ? fault.frames.begin() : called;
+  for (auto at = begin; at != fault.frames.end(); ++at) {
+    const FaultFrame& frame = *at;
     if (frame.isNative()) {
       newest = newest == nullptr ? &frame : newest;
       if (std::ranges::none_of(kEndsProcesses, [&](std::string_view name) {
@@ -111,7 +123,21 @@ std::string firstLine(std::string_view text) {
   return printable(text.substr(0, text.find('\n')), kMostMessage);
 }
 
+// What a C++ exception says, without the lines that torch puts before it: "[PG ID 0 … Rank 0]
+// Process group watchdog thread terminated with exception: CUDA error: …".
+std::string essenceOf(const FatalSignal& fault) {
+  constexpr std::string_view kAfter = "terminated with exception: ";
+  const size_t at = fault.message.find(kAfter);
+  return firstLine(
+      std::string_view(fault.message).substr(at == fault.message.npos ? 0 : at + kAfter.size()));
+}
+
+std::string ended(const RankEvidence& rank);
+
 std::string raised(const RankEvidence& rank) {
+  if (!rank.ending.exception) {
+    return ended(rank);
+  }
   const Uncaught& end = *rank.ending.exception;
   const std::string message = firstLine(end.message);
   return "raised " + printable(end.type, 80) + placeOf(end) +
@@ -123,8 +149,13 @@ std::string ended(const RankEvidence& rank) {
   const int signal = signalOf(rank);
   std::string text = "was ended by " + signalName(signal);
   if (const auto& fault = rank.ending.fault; fault && fault->signal == signal) {
+    const bool threw = !fault->thrown.empty();
+    if (threw) {
+      const std::string message = essenceOf(*fault);
+      text += " for " + printable(fault->thrown, 80) + (message.empty() ? "" : ": " + message);
+    }
     if (const ThreadStack* stack = stackOf(*fault)) {
-      text += " at " + placeOf(*stack);
+      text += (threw ? ", at " : " at ") + placeOf(*stack);
     }
     if (const FaultFrame* frame = nativeFrameOf(*fault)) {
       text += ", in " + printable(frame->text(), 120);

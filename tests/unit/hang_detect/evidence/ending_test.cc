@@ -69,6 +69,20 @@ TEST(Ending, ReadsLastWords) {
   addLastWords(ending, R"({"kind": "signal", "signal": 11, "thread": 140000000000000, "main": 1})");
   ASSERT_TRUE(ending.fault);
   EXPECT_EQ(ending.fault->thread, 140000000000000U);
+  EXPECT_EQ(ending.fault->thrown, "");
+}
+
+TEST(Ending, KeepsTheExceptionThatNothingCaught) {
+  FatalSignal fault;
+  fault.signal = SIGABRT;
+  fault.thrown = "c10::Error";
+  fault.message = std::string(5000, 'x');
+  Ending ending;
+  ending.fault = fault;
+  const Ending read = endingOf(endingFields(ending));
+  ASSERT_TRUE(read.fault);
+  EXPECT_EQ(read.fault->thrown, "c10::Error");
+  EXPECT_EQ(read.fault->message.size(), 4096U);
 }
 
 // As reft-unwind prints them.

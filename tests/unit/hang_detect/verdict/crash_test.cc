@@ -206,6 +206,46 @@ TEST(Crash, ASignalHasItsPlace) {
   EXPECT_THAT(verdict.culprits[0].text, HasSubstr("was ended by SIGSEGV at train.py:7 crash"));
 }
 
+RankEvidence endedByWatchdog(int rank, int64_t at_ns, const std::string& why) {
+  RankEvidence end = signalled(rank, at_ns, SIGABRT);
+  end.ending.fault = FatalSignal{};
+  FatalSignal& fault = *end.ending.fault;
+  fault.signal = SIGABRT;
+  fault.at_ns = kNow + at_ns;
+  fault.thrown = "c10::DistBackendError";
+  fault.message = "[PG ID 0 PG GUID 0(default_pg) Rank " + std::to_string(rank) +
+                  "] Process group watchdog thread terminated with exception: " + why +
+                  "\nException raised from c10_cuda_check_implementation";
+  return end;
+}
+
+TEST(Crash, WhatTheWatchdogOfNcclThrewSaysWhyItEndedTheRank) {
+  RankEvidence lost = endedByWatchdog(1, 5, "CUDA error: an illegal memory access was encountered");
+  lost.ending.fault->frames = {{"abort", "/usr/lib/libc.so.6", "0x4"},
+                               {"", "/usr/lib/libstdc++.so.6", "0x3"},
+                               {"", "/site/reft/lib/libreft.so", "0x9"},
+                               {"std::terminate()", "/usr/lib/libstdc++.so.6", "0x5"},
+                               {"run", "/site/torch/libtorch_cuda.so", "0x6"}};
+  const Verdict verdict = decideCrash(job({lostPeer(0, 30), lost}));
+  EXPECT_EQ(verdict.what, "device");
+  ASSERT_EQ(ranksOf(verdict.culprits), std::vector<int>{1});
+  EXPECT_THAT(
+      verdict.culprits[0].text,
+      HasSubstr("was ended by SIGABRT for c10::DistBackendError: CUDA error: an illegal memory "
+                "access was encountered, in run (libtorch_cuda.so+0x6), not in its main "
+                "thread"));
+  EXPECT_THAT(verdict.culprits[0].text, Not(HasSubstr("Exception raised from")));
+}
+
+TEST(Crash, ARankWhoseWatchdogTimedOutWaitedForAnother) {
+  const RankEvidence waited =
+      endedByWatchdog(0, 5,
+                      "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, "
+                      "OpType=ALLREDUCE) ran for 600029 milliseconds before timing out.");
+  EXPECT_EQ(crashRuleFor(waited).reason, std::string("timeout"));
+  EXPECT_EQ(crashRuleFor(waited).share, CrashRule::Share::kConsequence);
+}
+
 TEST(Crash, ASignalHasItsNativeFrameOutsideOfTheCLibrary) {
   RankEvidence end = signalled(1, 5, SIGABRT);
   end.ending.fault = FatalSignal{};
