@@ -7,6 +7,7 @@
 #include "hang_detect/evidence/json_fields.h"
 #include "hang_detect/evidence/words.h"
 #include "hang_detect/stacks/printable.h"
+#include "intercept/driver/device_error.h"
 
 namespace reft {
 
@@ -38,8 +39,12 @@ std::string DriverUse::launchSentence() const {
          words::seconds(launch_sec) + " ago";
 }
 
+std::string DriverUse::errorSentence() const {
+  return error == 0 ? "" : describeDeviceError(error) + ", seen " + words::seconds(error_sec) + " ago";
+}
+
 json driverUseFields(const DriverUse& use) {
-  if (!use.known) {
+  if (!use.known && use.error == 0) {
     return nullptr;
   }
   json calls = json::array();
@@ -49,9 +54,8 @@ json driverUseFields(const DriverUse& use) {
                      {"waits", call.waits},
                      {"since_sec", call.since_sec}});
   }
-  return {{"launches", use.launches},
-          {"kernel", use.kernel},
-          {"launch_sec", use.launch_sec},
+  return {{"observed", use.known},    {"error", use.error},   {"error_sec", use.error_sec},
+          {"launches", use.launches}, {"kernel", use.kernel}, {"launch_sec", use.launch_sec},
           {"calls", std::move(calls)}};
 }
 
@@ -60,7 +64,9 @@ DriverUse driverUseFrom(const json& fields) {
   if (!fields.is_object()) {
     return use;
   }
-  use.known = true;
+  use.known = flag(fields, "observed");
+  use.error = std::max(0, number<int>(fields, "error", 0));
+  use.error_sec = std::max(0.0, number<double>(fields, "error_sec", 0));
   use.launches = std::max<int64_t>(0, number<int64_t>(fields, "launches", 0));
   use.kernel = text(fields, "kernel", kMaxName);
   use.launch_sec = number<double>(fields, "launch_sec", -1);

@@ -1,5 +1,6 @@
 // What a rank does in CUDA's driver, as the preloaded library has seen it
-// (intercept/record/device_activity.h): evidence of a rank that answers.
+// (intercept/record/device_activity.h), and whether its device has failed
+// (intercept/driver/device_error.h): evidence of a rank that answers.
 //
 // Threads: values; the functions are re-entrant.
 // Errors:  none (except std::bad_alloc): a field that is absent or of another type is unknown.
@@ -29,12 +30,16 @@ struct DriverUse {
   std::string kernel;       // of the newest launch, mangled; "" = unknown
   double launch_sec = -1;   // since then; < 0 = none
   std::vector<Call> calls;  // that threads are in, the oldest first
+  int error = 0;            // that lasts, as CUresult; 0 = none. Also without the library
+  double error_sec = -1;    // since a call answered so first
 
   // The call in which a thread waits for the device; nullptr if it does not. `tid_bits`: of
   // OpThread.
   const Call* waitOf(uint16_t tid_bits) const;
   // "the newest of 14220 launches was sgemm, 62 s ago"; "" if nothing is known.
   std::string launchSentence() const;
+  // "an illegal memory access (CUDA error 700), seen 62 s ago"; "" if no device has failed.
+  std::string errorSentence() const;
 };
 
 nlohmann::json driverUseFields(const DriverUse& use);

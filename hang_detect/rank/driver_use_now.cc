@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <future>
 #include <memory>
 #include <string>
@@ -9,23 +10,27 @@
 #include <utility>
 
 #include "intercept/base/clock.h"
+#include "intercept/driver/device_error.h"
 #include "intercept/record/device_activity.h"
+#include "intercept/record/device_ops.h"
 
 namespace reft {
 
 namespace {
 
-constexpr auto kNamePatience = std::chrono::milliseconds(200);
+constexpr auto kPatience = std::chrono::milliseconds(200);
 
-std::string nameWithin(const DeviceActivity::Launch& launch) {
-  static bool lost = false;  // a thread is still in the driver
+// What `call` gives, which calls the driver and may never return; "" if it takes longer than
+// kPatience, and from then on: a thread is still in the driver.
+std::string within(std::function<std::string()> call) {
+  static bool lost = false;
   if (lost) {
     return "";
   }
-  auto name = std::make_shared<std::promise<std::string>>();
-  std::future<std::string> answer = name->get_future();
-  std::thread([name, launch] { name->set_value(nameOfKernel(launch).value_or("")); }).detach();
-  if (answer.wait_for(kNamePatience) != std::future_status::ready) {
+  auto given = std::make_shared<std::promise<std::string>>();
+  std::future<std::string> answer = given->get_future();
+  std::thread([given, call = std::move(call)] { given->set_value(call()); }).detach();
+  if (answer.wait_for(kPatience) != std::future_status::ready) {
     lost = true;
     return "";
   }
@@ -46,12 +51,28 @@ double secondsSince(int64_t then_ns) {
   return std::max(0.0, static_cast<double>(SteadyClock::instance().nowNs() - then_ns) * 1e-9);
 }
 
+DeviceError firstOf(const DeviceError& own, const DeviceError& of_others) {
+  const bool other_first = of_others.code != 0 && (own.code == 0 || of_others.at_ns < own.at_ns);
+  return other_first ? of_others : own;
+}
+
 }  // namespace
 
 DriverUse driverUseNow() {
   DriverUse use;
   try {
     const DeviceActivity activity = readDeviceActivity();
+    if (deviceError().code == 0 && activity.error.code == 0) {
+      within([] {
+        processDeviceOps().probe();
+        return std::string();
+      });
+    }
+    const DeviceError error = firstOf(deviceError(), activity.error);
+    if (error.code != 0) {
+      use.error = error.code;
+      use.error_sec = secondsSince(error.at_ns);
+    }
     if (activity.state != DeviceActivity::kArmed) {
       return use;
     }
@@ -66,7 +87,8 @@ DriverUse driverUseNow() {
     }
     if (activity.launch) {
       use.launch_sec = secondsSince(activity.launch->at_ns);
-      use.kernel = nameWithin(*activity.launch);
+      use.kernel =
+          within([launch = *activity.launch] { return nameOfKernel(launch).value_or(""); });
     }
   } catch (...) {  // NOLINT(bugprone-empty-catch): no memory or no thread left
   }

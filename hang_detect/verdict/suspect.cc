@@ -150,6 +150,12 @@ constexpr SuspectRule kRules[] = {
      }},
     {"debugger", "debugger", Excuse::kNever, [](const Suspect& s) { return isPrompt(s.calls); },
      [](const Suspect& s) { return "stands at a debugger's prompt" + at(s); }},
+    // Before the places below: whatever the script does, nothing comes back from its device.
+    {"device_failed", "device_failed", Excuse::kNever,
+     [](const Suspect& s) { return s.rank.driver.error != 0; },
+     [](const Suspect& s) {
+       return "goes on although its device has failed: " + s.rank.driver.errorSentence() + at(s);
+     }},
     // Before the places below: wherever the thread stands, it cannot go on.
     {"waits_for_gil", "waits_for_gil", Excuse::kNewPlaceOrIo,
      [](const Suspect& s) { return s.gil_holder != nullptr; },

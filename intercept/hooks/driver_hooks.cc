@@ -24,7 +24,7 @@ constexpr size_t kLanes = 4;
   int hook_##symbol parameters {                                                                \
     const auto orig = reinterpret_cast<int(*) parameters>(orig_##symbol[kLane].load(kRelaxed)); \
     const Observed observed(DriverCall::symbol, CallKind::kind, REFT_OBJECT(object));           \
-    return orig arguments;                                                                      \
+    return noted(orig arguments);                                                               \
   }
 #define REFT_OBJECT(object) static_cast<const void*>(object)
 #define REFT_TWO(symbol, twin, ...) REFT_ONE(symbol, __VA_ARGS__)

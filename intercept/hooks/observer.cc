@@ -9,6 +9,8 @@
 #include <cerrno>
 #include <cstdlib>
 
+#include "intercept/driver/lasting_errors.h"
+
 namespace reft::hooks {
 
 ActivityTable activity;
@@ -127,6 +129,17 @@ void disarm(ActivityTable::Fault fault) {
   uint32_t none = ActivityTable::kNoFault;
   activity.fault.compare_exchange_strong(none, fault, kRelaxed);
   activity.state.store(ActivityTable::kDisarmed, std::memory_order_release);
+}
+
+[[gnu::noinline, gnu::cold]] void noteFailure(int result) {
+  if (cuda::lastingError(result) == nullptr ||
+      activity.state.load(kRelaxed) != ActivityTable::kArmed) {
+    return;
+  }
+  int64_t none = 0;  // the time first: an error has one
+  activity.error_ns.compare_exchange_strong(none, nowNs(), kRelaxed);
+  int32_t zero = 0;
+  activity.error.compare_exchange_strong(zero, result, std::memory_order_acq_rel);
 }
 
 bool enter(DriverCall call, CallKind kind, uint64_t object) {

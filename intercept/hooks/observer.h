@@ -36,6 +36,15 @@ inline void leave() {
   }
 }
 
+// Keeps the first error after which the device is lost.
+void noteFailure(int result);
+inline int noted(int result) {
+  if (result != 0) [[unlikely]] {
+    noteFailure(result);
+  }
+  return result;
+}
+
 class Observed {
  public:
   Observed(DriverCall call, CallKind kind, const void* object)

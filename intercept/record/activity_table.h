@@ -41,6 +41,7 @@ struct alignas(64) ActivitySlot {
 constexpr uint64_t layoutOfActivity(size_t slots) {
   uint64_t hash = 14695981039346656037ULL;  // FNV-1a
   const auto add = [&hash](uint64_t value) { hash = (hash ^ value) * 1099511628211ULL; };
+  add(2);  // of the table's other fields
   add(sizeof(ActivitySlot));
   add(slots);
   add(kCallKinds);
@@ -73,6 +74,8 @@ struct ActivityTable {
   // Functions handed out as they are: of an unknown version, or because no hook was free.
   std::atomic<uint64_t> unhooked{0};
   std::atomic<uint64_t> untracked[kCallKinds]{};
+  std::atomic<int32_t> error{0};     // the first after which the device is lost; 0: none
+  std::atomic<int64_t> error_ns{0};  // CLOCK_MONOTONIC
   ActivitySlot slots[kSlots];
 };
 

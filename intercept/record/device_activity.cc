@@ -78,6 +78,9 @@ DeviceActivity readDeviceActivity(const ActivityTable* table) {
   result.state = stateOf(*table);
   result.hooked = table->hooked.load(kRelaxed);
   result.unhooked = table->unhooked.load(kRelaxed);
+  if (const int code = table->error.load(std::memory_order_acquire); code > 0) {
+    result.error = {code, table->error_ns.load(kRelaxed)};
+  }
   for (size_t kind = 0; kind < kCallKinds; ++kind) {
     result.counts[kind] = table->untracked[kind].load(kRelaxed);
     result.untracked += result.counts[kind];

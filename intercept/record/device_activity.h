@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "intercept/driver/device_error.h"
 #include "intercept/record/activity_table.h"
 
 namespace reft {
@@ -50,6 +51,7 @@ struct DeviceActivity {
   // The newest of a thread with a slot; if several have launched within 10 ms, of one of them.
   std::optional<Launch> launch;
   std::vector<Call> in_call;  // the oldest first
+  DeviceError error;          // the first that lasts, of any call that is observed
   // Calls of threads without a slot, which `launch` and `in_call` leave out.
   uint64_t untracked = 0;
   uint64_t hooked = 0;    // functions whose calls are observed, without those that programs link

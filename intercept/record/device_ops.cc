@@ -1,6 +1,7 @@
 #include "intercept/record/device_ops.h"
 
 #include "intercept/base/log.h"
+#include "intercept/driver/device_error.h"
 
 namespace reft {
 
@@ -36,6 +37,11 @@ bool DeviceOps::ready() noexcept {
   if (result == cuda::kSuccess) {
     result = api_->memHostGetDevicePointer(&at_, &reached_, 0);
   }
+  if (result == cuda::kSuccess &&
+      (api_->ctxGetCurrent(&context_) != cuda::kSuccess ||
+       api_->eventCreate(&never_recorded_, cuda::kEventDisableTiming) != cuda::kSuccess)) {
+    never_recorded_ = nullptr;
+  }
   api_->threadExchangeCaptureMode(&mode);
   if (result == kInvalidContext) {
     return false;  // another thread will have one
@@ -53,18 +59,43 @@ bool DeviceOps::write(const Words& words, uint64_t ticket, cuda::Stream stream) 
     return false;
   }
   int status = cuda::kCaptureNone;
-  if (api_->streamIsCapturing(stream, &status) != cuda::kSuccess || status != cuda::kCaptureNone) {
+  const cuda::Result asked = api_->streamIsCapturing(stream, &status);
+  noteResult(asked);
+  if (asked != cuda::kSuccess || status != cuda::kCaptureNone) {
     return false;
   }
   const uint64_t word = (&words == &passed_ ? kOps : 0) + ticket % kOps;
   const cuda::Result result = api_->streamWriteValue32(
       stream, at_ + word * sizeof(uint32_t), static_cast<uint32_t>(ticket), kNoMemoryBarrier);
+  noteResult(result);
   if (result != cuda::kSuccess && result != kInvalidContext) {
     state_.store(State::kRefused, std::memory_order_release);
     logInfo("intercept",
             "the device no longer says where ops stand on it: ", api_->describe(result));
   }
   return result == cuda::kSuccess;
+}
+
+void DeviceOps::probe() const noexcept {
+  // After a refusal, too: what refuses may be a device that has failed.
+  if (state_.load(std::memory_order_acquire) == State::kUntried || never_recorded_ == nullptr) {
+    return;
+  }
+  // Any of these calls may be the one that says it.
+  int mode = cuda::kCaptureModeRelaxed;
+  const cuda::Result relaxed = api_->threadExchangeCaptureMode(&mode);
+  noteResult(relaxed);
+  cuda::Context before = nullptr;
+  api_->ctxGetCurrent(&before);
+  cuda::Result result = api_->ctxSetCurrent(context_);
+  if (result == cuda::kSuccess && relaxed == cuda::kSuccess) {
+    result = api_->eventQuery(never_recorded_);
+  }
+  noteResult(result);
+  api_->ctxSetCurrent(before);
+  if (relaxed == cuda::kSuccess) {
+    api_->threadExchangeCaptureMode(&mode);
+  }
 }
 
 DeviceOps& processDeviceOps() {

@@ -13,6 +13,7 @@
 // before use(true).
 //
 // Threads: any. No lock; two calls to the driver for each mark, and none by reached() and passed().
+//          probe() may block for ever.
 // Errors:  none. A mark that cannot be made is missing, which proves nothing.
 #pragma once
 
@@ -49,6 +50,12 @@ class DeviceOps {
     return used() && write(passed_, ticket, stream);
   }
 
+  // Asks the driver whether the device of the first mark still answers without an error, which
+  // noteResult() keeps: a script that has caught the error may call nothing more of reft's. Asks
+  // about an event that no stream ever records, so that no capture is disturbed. Nothing before the
+  // first mark.
+  void probe() const noexcept;
+
   // Whether a stream that was asked has come there.
   bool reached(uint64_t ticket) const noexcept { return has(reached_, ticket); }
   bool passed(uint64_t ticket) const noexcept { return has(passed_, ticket); }
@@ -71,6 +78,9 @@ class DeviceOps {
   Mutex registering_;
   const CudaApi* api_;
   cuda::Pointer at_ = 0;  // of reached_ on the devices
+  // Both set before state_ is kReady. nullptr: none.
+  cuda::Context context_ = nullptr;
+  cuda::Event never_recorded_ = nullptr;
 };
 
 // The marks of this process. Never destroyed: a stream may write after static destructors.

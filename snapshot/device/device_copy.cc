@@ -5,6 +5,7 @@
 #include <chrono>
 #include <thread>
 
+#include "intercept/driver/device_error.h"
 #include "snapshot/vault/vault_format.h"
 
 namespace reft {
@@ -96,6 +97,7 @@ bool DeviceCopy::ok(cuda::Result result, const char* call) {
   if (result == cuda::kSuccess) {
     return true;
   }
+  noteResult(result);
   const MutexLock lock(mutex_);
   if (usable_.exchange(false)) {
     why_ = std::string(call) + ": " + api_.describe(result);

@@ -154,7 +154,10 @@ inline CudaApi ScriptedDriver::api() const {
     if (current_->broken) {
       return 700;
     }
-    return current_->times.at(event) <= current_->device_ns ? cuda::kSuccess : cuda::kNotReady;
+    const auto recorded = current_->times.find(event);
+    return recorded == current_->times.end() || recorded->second <= current_->device_ns
+               ? cuda::kSuccess
+               : cuda::kNotReady;
   };
   api.eventElapsedTime = [](float* ms, cuda::Event begin, cuda::Event end) {
     const std::lock_guard lock(current_->mutex);

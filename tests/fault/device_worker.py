@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -33,6 +34,15 @@ def keep_busy(seconds: int) -> None:
         return
     sleep = ctypes.cast(ctypes.CDLL(None).sleep, ctypes.c_void_p)
     assert launch(ctypes.c_void_p(stream), sleep, ctypes.c_void_p(seconds)) == 0
+
+
+def lose() -> None:
+    """Has the device fail for good, as after an illegal access by a kernel."""
+    try:
+        driver().fake_cuda_fail(b"cudaMemcpyAsync", 1, 700, 1)
+    except AttributeError:  # a real device
+        torch.zeros(1, device="cuda")[torch.tensor([1 << 20], device="cuda")].item()
+    torch.ones(1 << 10).cuda()
 
 
 class Training:
@@ -75,6 +85,8 @@ class Training:
                 keep_busy(self.seconds)
             if self.rank in self.pair:
                 dist.all_reduce(self.weights[0].grad, group=self.pair_group)
+        elif self.kind in ("lost", "fatal") and self.injects:
+            lose()
         elif self.kind == "sync" and self.injects:
             keep_busy(self.seconds)
             torch.cuda.current_stream().synchronize()
@@ -100,17 +112,25 @@ class Training:
 
     def run(self, steps: int) -> None:
         for self.step in range(steps):
-            self.optimizer.zero_grad()
-            inputs = torch.ones(4, 32, device=self.device)
-            if self.kind == "ddp":
-                self.before_the_op()  # its ops are called within backward()
-            loss = self.model(inputs).square().mean()
-            loss.backward()
-            if self.kind != "ddp":
-                self.before_the_op()
-            self.reduce()
-            self.optimizer.step()
-            loss.item()
+            try:
+                self.one_step()
+            except RuntimeError:
+                if self.kind not in ("lost", "fatal") or not self.is_chosen:
+                    raise
+                time.sleep(0.01)  # as a script that skips a batch and goes on
+
+    def one_step(self) -> None:
+        self.optimizer.zero_grad()
+        inputs = torch.ones(4, 32, device=self.device)
+        if self.kind == "ddp":
+            self.before_the_op()  # its ops are called within backward()
+        loss = self.model(inputs).square().mean()
+        loss.backward()
+        if self.kind != "ddp":
+            self.before_the_op()
+        self.reduce()
+        self.optimizer.step()
+        loss.item()
 
 
 def captured(training: Training, steps: int) -> None:

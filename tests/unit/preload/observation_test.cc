@@ -196,8 +196,8 @@ TEST(Observation, AddsNoCallToACapture) {
 TEST(Observation, ResultsAndErrnoAreThoseOfTheDriver) {
   const FakeCuda& cuda = FakeCuda::instance();
   void* const work = kernel("failing");
-  cuda.fail("cuLaunchKernel", 1, 719, 0);
-  EXPECT_EQ(runtime().launch(work), 719);
+  cuda.fail("cuLaunchKernel", 1, 98, 0);
+  EXPECT_EQ(runtime().launch(work), 98);
   EXPECT_EQ(runtime().launch(work), 0);
   std::thread([&] {  // its first call also looks for a slot
     kernel("errno");
@@ -206,6 +206,20 @@ TEST(Observation, ResultsAndErrnoAreThoseOfTheDriver) {
     EXPECT_EQ(errno, E2BIG);
   })
       .join();
+}
+
+TEST(Observation, TheFirstErrorThatLastsIsKept) {
+  const FakeCuda& cuda = FakeCuda::instance();
+  void* const work = kernel("lost");
+  cuda.fail("cuLaunchKernel", 1, 1, 0);  // of one call
+  EXPECT_EQ(runtime().launch(work), 1);
+  EXPECT_EQ(readDeviceActivity().error.code, 0);
+  cuda.fail("cuLaunchKernel", 1, 700, 0);
+  EXPECT_EQ(runtime().launch(work), 700);
+  cuda.fail("cuLaunchKernel", 1, 719, 0);
+  EXPECT_EQ(runtime().launch(work), 719);
+  EXPECT_EQ(readDeviceActivity().error.code, 700);
+  EXPECT_GT(readDeviceActivity().error.at_ns, 0);
 }
 
 TEST(Observation, SlotsOutliveTheirThreads) {

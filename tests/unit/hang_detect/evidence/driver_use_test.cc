@@ -21,6 +21,17 @@ TEST(DriverUse, SurvivesJson) {
   ASSERT_NE(read.waitOf(static_cast<uint16_t>(70000)), nullptr);
   EXPECT_EQ(read.waitOf(1), nullptr);
   EXPECT_FALSE(driverUseFrom(driverUseFields({})).known);
+  EXPECT_EQ(read.errorSentence(), "");
+}
+
+TEST(DriverUse, AFailedDeviceIsKnownWithoutTheLibrary) {
+  DriverUse use;
+  use.error = 700;
+  use.error_sec = 41;
+  const DriverUse read = driverUseFrom(driverUseFields(use));
+  EXPECT_FALSE(read.known);
+  EXPECT_EQ(read.launchSentence(), "");
+  EXPECT_EQ(read.errorSentence(), "an illegal memory access (CUDA error 700), seen 41.0 s ago");
 }
 
 TEST(DriverUse, TakesDamagedFieldsForUnknown) {
@@ -28,10 +39,11 @@ TEST(DriverUse, TakesDamagedFieldsForUnknown) {
     EXPECT_FALSE(driverUseFrom(nlohmann::json::parse(text)).known) << text;
   }
   const DriverUse read = driverUseFrom(nlohmann::json::parse(
-      R"({"launches": -3, "kernel": 9, "launch_sec": "x", "calls": [7, {"tid": "a", "name": 1}]})"));
+      R"({"observed": true, "error": -4, "error_sec": "x", "launches": -3, "kernel": 9, "launch_sec": "x", "calls": [7, {"tid": "a", "name": 1}]})"));
   EXPECT_TRUE(read.known);
   EXPECT_EQ(read.launches, 0);
   EXPECT_EQ(read.launchSentence(), "");
+  EXPECT_EQ(read.errorSentence(), "");
   ASSERT_EQ(read.calls.size(), 1u);
   EXPECT_FALSE(read.calls[0].waits);
   nlohmann::json many;

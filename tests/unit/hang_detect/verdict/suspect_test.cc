@@ -1,5 +1,6 @@
 #include "hang_detect/verdict/suspect.h"
 
+#include <algorithm>
 #include <functional>
 #include <set>
 #include <string>
@@ -37,6 +38,12 @@ const std::vector<Example>& examples() {
       {"traced", [](RankEvidence& rank) { rank.tracer_pid = 7; }},
       {"uninterruptible", [](RankEvidence& rank) { rank.proc_state = "D"; }},
       stands("debugger", "/usr/lib/python3.11/pdb.py", "interaction"),
+      {"device_failed",
+       [](RankEvidence& rank) {
+         rank.driver.error = 700;
+         rank.driver.error_sec = 41;
+         rank.cpu_share = 1;
+       }},
       {"waits_for_gil",
        [](RankEvidence& rank) {
          rank.stacks =
@@ -113,7 +120,11 @@ TEST(Suspect, ARankOfWhichNothingIsKnownIsOutsideAnyOp) {
 
 TEST(Suspect, TheFrameIsTheGilHoldersWhereItKeepsTheGil) {
   RankEvidence rank = rankOf(0, 1, {});
-  examples()[6].change(rank);
+  const auto found = std::find_if(examples().begin(), examples().end(), [](const Example& one) {
+    return std::string(one.rule) == "waits_for_gil";
+  });
+  ASSERT_NE(found, examples().end());
+  found->change(rank);
   const Culprit culprit = describeRank(rank);
   EXPECT_EQ(culprit.thread, "0x0000000000000009");
   ASSERT_TRUE(culprit.frame);

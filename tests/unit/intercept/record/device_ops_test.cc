@@ -6,6 +6,7 @@
 
 #include "tests/fakes/scripted_driver.h"
 
+#include "intercept/driver/device_error.h"
 #include "intercept/record/op_log.h"
 
 namespace reft {
@@ -66,6 +67,24 @@ TEST_F(DeviceOpsTest, AThreadWithoutAContextSpoilsNothing) {
   EXPECT_FALSE(ops_->markReach(1, ScriptedDriver::kTraining));
   api_.streamWriteValue32 = write;
   EXPECT_TRUE(ops_->markReach(1, ScriptedDriver::kTraining));
+}
+
+TEST_F(DeviceOpsTest, AProbeFindsADeviceThatHasFailedMeanwhile) {
+  ops_->probe();  // before the first mark: nothing
+  EXPECT_EQ(deviceError().code, 0);
+  ASSERT_TRUE(ops_->markReach(1, ScriptedDriver::kTraining));
+  ops_->probe();
+  EXPECT_EQ(deviceError().code, 0);
+  api_.eventQuery = [](cuda::Event) { return cuda::kNotReady; };
+  ops_->probe();
+  EXPECT_EQ(deviceError().code, 0);
+  api_.eventQuery = [](cuda::Event) { return 700; };
+  ops_->probe();
+  EXPECT_EQ(deviceError().code, 700);
+  EXPECT_GT(deviceError().at_ns, 0);
+  api_.eventQuery = [](cuda::Event) { return 719; };
+  ops_->probe();
+  EXPECT_EQ(deviceError().code, 700) << "the first one counts";
 }
 
 TEST_F(DeviceOpsTest, AMachineWithoutADeviceIsNotAsked) {
