@@ -1,6 +1,6 @@
 # state: an item of a dataset of more than 256 items (or of any other object that reft does not inspect), if a variable refers to the item and the loop writes into it
 # result: the variable is restored with a separate copy; later writes do not change the dataset
-# reported: by a verified resume
+# reported: after the first snapshot; by a verified resume
 import torch
 from torch.utils.data import DataLoader, Dataset
 from toy import begin, end, parts, say, train
