@@ -40,7 +40,8 @@ std::string DriverUse::launchSentence() const {
 }
 
 std::string DriverUse::errorSentence() const {
-  return error == 0 ? "" : describeDeviceError(error) + ", seen " + words::seconds(error_sec) + " ago";
+  return error == 0 ? ""
+                    : describeDeviceError(error) + ", seen " + words::seconds(error_sec) + " ago";
 }
 
 json driverUseFields(const DriverUse& use) {
